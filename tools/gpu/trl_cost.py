@@ -2,15 +2,18 @@
 
     python tools/gpu/trl_cost.py --model MODEL_FOLDER --data GSM8K_FOLDER [--vllm] [--lora] [--steps 30] [--arms plain,attached]
 
-Prints a line of JSON for each arm: seconds of each step, their median in steps that were recorded and in others without the first
-two, the whole run's, and the SHA-256 of the final weights. `--fault`: the reward reads messages as texts, and is never earned.
+Prints a line of JSON for each arm: seconds before the first step, of the first two, which are compared exactly, the median of
+others that are recorded and of those that are not, of each step and the whole run, and the SHA-256 of the final weights.
+`--fault`: the reward reads messages as texts, and is never earned. It uses the first GPU of CUDA_VISIBLE_DEVICES.
 """
 
 import argparse
 import hashlib
 import itertools
 import json
+import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -55,6 +58,7 @@ def run(args: argparse.Namespace, arm: str) -> None:
             begun.append(time.perf_counter())
 
     trainer.add_callback(Clock)
+    start = time.perf_counter()
     if arm == "attached":
         plumbob.doctor.attach(trainer, every=EVERY, folder=args.out / "records")
     trainer.train()
@@ -67,8 +71,9 @@ def run(args: argparse.Namespace, arm: str) -> None:
     def median(which: set[int]) -> float:
         return round(statistics.median([seconds[k] for k in which if k >= 2] or [float("nan")]), 4)
 
-    told = {"recorded_steps": median(recorded), "other_steps": median({*range(len(seconds))} - recorded),
-            "run": round(sum(seconds), 2), "sha256": weights.hexdigest(), "steps": [round(s, 3) for s in seconds]}  # fmt: skip
+    told = {"before": round(begun[0] - start, 2), "exact_steps": [round(s, 3) for s in seconds[:2]],
+            "recorded_steps": median(recorded), "other_steps": median({*range(len(seconds))} - recorded),
+            "run": round(begun[-1] - start, 2), "sha256": weights.hexdigest(), "steps": [round(s, 3) for s in seconds]}  # fmt: skip
     print("ARM " + json.dumps({"arm": arm, **told}), flush=True)
 
 
@@ -88,6 +93,15 @@ if __name__ == "__main__":
     add_options(parser)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    os.environ.setdefault(
+        "VLLM_USE_FLASHINFER_SAMPLER", "0"
+    )  # vLLM takes flashinfer for granted, which need not be there
+    with (
+        socket.socket() as free
+    ):  # two runs fit on a host; TRL keeps a port that is set, also one of a library's default
+        free.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     if "," not in given.arms:
         run(given, given.arms)
     else:  # a process for each: what vLLM takes of a GPU it does not give back

@@ -9,8 +9,10 @@ import pytest
 import torch
 from plumbob.doctor.explain.conditions import UpdateCase
 from plumbob.doctor.explain.loop import explain
+from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import advantages, loss, sampling
+from plumbob.doctor.reference import model as plain_model
 from plumbob.doctor.reference.optimizer import rate
 from plumbob.doctor.stages import LIKELIER
 
@@ -124,6 +126,53 @@ def test_draws_from_another_distribution_are_likelier_under_it(change: Any, caus
     assert (best[0] if found[best] > LIKELIER else "") == cause
 
 
+def test_of_a_large_vocabulary_nothing_is_left_out_beyond_the_tokens_that_are_ranked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    logits, tokens = torch.randn(200, 500, generator=random) * 3, torch.randint(0, 500, (200,), generator=random)
+    whole, own = sampling.leaving_out(logits, tokens), sampling.of_tokens(logits, tokens)
+    monkeypatch.setattr(sampling, "MOST_RANKED", 120)
+    for what, found in sampling.leaving_out(logits, tokens).items():
+        same = torch.isclose(found, whole[what], atol=1e-5)
+        assert (same | torch.isclose(found, own)).all() and same.any(), what
+
+
+def test_rows_computed_together_are_computed_as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                         intermediate_size=64, vocab_size=50, attn_implementation="eager")  # fmt: skip
+    plain = plain_model.Plain(Qwen2ForCausalLM(config).eval(), Settings(temperature=0.7))
+    rows = [(list(range(1, n)), [i > n // 2 for i in range(1, n)]) for n in (6, 21, 9, 14, 3)]
+    slopes = [np.linspace(-1, 1, sum(at), dtype=np.float32) for _, at in rows]
+    alone = [plain.logprobs(*row) for row in rows]
+    each = [plain.gradient([(*row, s)]) for row, s in zip(rows, slopes, strict=True)]
+    monkeypatch.setattr(plain_model, "MOST_TOKENS", 40)
+    assert np.concatenate(plain.every(rows)) == pytest.approx(np.concatenate(alone), abs=1e-5)
+    for name, found in plain.gradient([(*row, s) for row, s in zip(rows, slopes, strict=True)]).items():
+        assert torch.allclose(found, sum(one[name] for one in each), atol=1e-5), name
+
+
+def test_the_entries_of_a_tensor_with_the_largest_gradients_are_recorded() -> None:
+    tensors = {
+        name: torch.nn.Parameter(torch.randn(shape)) for name, shape in (("a", (300, 40)), ("b", (7,)), ("c", ()))
+    }
+    optimizer = torch.optim.AdamW(tensors.values(), lr=0.1)
+    for parameter in tensors.values():
+        parameter.grad = torch.randn_like(parameter)
+    seen = SampledTensors(tensors, optimizer)
+    optimizer.step()
+    seen.updated()
+    for one in seen.samples:
+        flat, weights = (t.detach().reshape(-1) for t in (tensors[one.name].grad, tensors[one.name]))
+        assert set(flat.abs().topk(min(16, len(flat))).indices.tolist()) <= set(one.indices.tolist())
+        assert (one.gradient == flat[one.indices].numpy()).all() and (one.after == weights[one.indices].numpy()).all()
+        assert one.gradient_norm == pytest.approx(flat.norm().item()) and one.updates == 1
+        assert one.moments_before is None and one.moments_after is not None and one.moments_after.shape[0] == 2
+
+
 def test_only_what_leaves_a_twentieth_is_accepted() -> None:
     expected, observed = np.zeros(10), np.ones(10)
 
@@ -144,3 +193,11 @@ def test_a_made_record_is_right(made_record: Made) -> None:
     assert [row.advantage for row in record.rows] == pytest.approx(
         list(advantages.expected(record.rows, record.settings))
     )
+
+
+def test_no_rows_are_computed_in_no_parts() -> None:
+    """A step on completions of an earlier one has no row whose sampling is known."""
+    from plumbob.trainer.config.bundled_models import bundled_folder
+
+    plain = plain_model.load(Settings(model=str(bundled_folder("tiny"))))
+    assert list(plain.scored([])) == []

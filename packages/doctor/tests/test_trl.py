@@ -641,7 +641,7 @@ FAULTS = (
     Fault("reward with swapped arguments", ("reward-wrong", "reward-exploitable"), "",
           lambda: {"reward": swapped, "temperature": 1.0}),
     Fault("reward compares whole solutions", ("answers-not-parsed",), "", lambda: {"reward": whole_solution, "data": solutions()}),
-    Fault("reward pays for any number", ("reward-exploitable",), "", lambda: {"reward": any_number}),
+    Fault("reward pays for any number", ("reward-wrong",), "", lambda: {"reward": any_number}),
     Fault("evaluation on training rows", ("held-out-in-training",), "",
           lambda: {"given": {"eval_dataset": rows().select(range(8))}}),
     Fault("tools never called", ("calls-not-read",), "", never_calls),

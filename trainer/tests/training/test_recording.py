@@ -19,6 +19,7 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.doctor.live import LiveRun, load_subject, record_steps
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training.recording import Recording
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.step import train_step
 from plumbob.trainer.training.train import run
@@ -75,6 +76,32 @@ def test_a_recorded_step_is_the_same_step_to_the_last_bit(tmp_path, settings):
     assert plain[0] == recorded[0]
     assert all(torch.equal(w, recorded[1][name]) for name, w in plain[1].items())
     assert not plain[2].records and len(recorded[2].records) == 2
+
+
+def test_numbers_of_a_step_come_to_the_host_by_column_and_not_by_row(tmp_path, monkeypatch):
+    """On a GPU each transfer waits for its queue: thousands made a recorded step twice as long."""
+
+    def transfers(batch_size: int) -> int:
+        counted = 0
+        gradients, cpu = Recording.gradients, torch.Tensor.cpu
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal counted
+            counted += 1
+            return cpu(tensor)
+
+        def counting(recording: Recording) -> None:
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "cpu", count)
+                gradients(recording)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Recording, "gradients", counting)
+            *_, sink = two_steps(tmp_path / str(batch_size), True, batch_size=batch_size, microbatch_tokens=100_000)
+        assert len(sink.records[0].updates[0].trained) > batch_size / 4
+        return counted
+
+    assert 0 < transfers(8) == transfers(24)
 
 
 def test_a_record_holds_what_the_step_did(tmp_path):

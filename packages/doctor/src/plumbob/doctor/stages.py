@@ -340,7 +340,7 @@ def _logprobs(
     pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
     if x.plain is None or not pairs:
         return out.skip(NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
-    expected = [x.plain.logprobs(s.ids, s.at) for s, _ in pairs]
+    expected = x.plain.every([(s.ids, s.at) for s, _ in pairs])
     gaps = [np.abs(o - e) for (_, o), e in zip(pairs, expected, strict=True)]
     every = np.concatenate(gaps)
     out.gap, out.limit, most = float(every.mean()), limits[x.precision], TOKEN[x.precision]
@@ -363,6 +363,8 @@ def _logprobs(
 
 LIKELIER = 16.0
 """Nats: by chance one examination in nine million has tokens that are so much likelier under one other distribution."""
+DRAWN = 1536
+"""Sampled tokens that are read: with the rows that hold so many, a wrong temperature shows by far."""
 COPIES = -25.0
 """Nats: no two rollouts are equal by chance that are each less likely than this."""
 
@@ -376,16 +378,18 @@ def draws(x: Examined, out: Outcome) -> None:
     if x.plain is None or s.top_p < 1 or s.top_k or s.min_p:
         return out.skip(NO_WEIGHTS if x.plain is None else "the settings leave tokens out")
     likelier: dict[tuple[str, str], float] = defaultdict(float)
+    read: list[tuple[list[int], list[bool]]] = []
     for i in x.drawn:
         if (truth := x.truth(x.record.rows[i])) is None:
             continue
-        at = torch.tensor(truth.loss_mask[1:])
-        tokens = torch.tensor(truth.token_ids[1:])[at]
-        logits = x.plain.logits(truth.token_ids).cpu()[at].double() / s.temperature
-        seen = sampling.seen_before(truth.token_ids, truth.loss_mask, logits.shape[-1])
-        plain = sampling.of_tokens(logits, tokens)
-        for name, other in sampling.alternatives(logits, tokens, seen, s.temperature).items():
-            likelier[name] += float((other - plain).sum())
+        read.append((truth.token_ids, truth.loss_mask))
+        if sum(sum(at) for _, at in read) >= DRAWN:
+            break
+    with torch.no_grad():
+        for i, logits, tokens in itertools.chain.from_iterable(x.plain.scored(read)):
+            plain, seen = sampling.of_tokens(logits, tokens), sampling.seen_before(*read[i], logits.shape[-1])
+            for name, other in sampling.alternatives(logits, tokens, seen, s.temperature).items():
+                likelier[name] += float((other - plain).sum(dtype=torch.double))
     if not likelier:
         return out.skip("no requests were recorded")
     (cause, what), out.gap = max(likelier.items(), key=lambda one: one[1])
@@ -677,7 +681,7 @@ def gradient(x: Examined, out: Outcome) -> None:
     given, sampled = dict(x.live.tensors()) if s.adapter and x.live is not None else {}, []
     for rows_ in parts.values():
         whole = x.plain.gradient(rows_, given)
-        sampled.append(np.concatenate([_entries(whole.get(plain_name(t.name)), t.indices) for t in update.tensors]))
+        sampled.append(_entries([(whole.get(plain_name(t.name)), t.indices) for t in update.tensors]))
     if not sampled:
         return out.skip("no token has a slope")
     observed = np.concatenate([np.zeros(len(t.indices)) if t.gradient is None else t.gradient for t in update.tensors])
@@ -964,10 +968,14 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), np.linalg.norm(a), 1e-30))
 
 
-def _entries(gradient: torch.Tensor | None, indices: np.ndarray) -> np.ndarray:
-    if gradient is None:
-        return np.zeros(len(indices))
-    return gradient.reshape(-1)[torch.from_numpy(indices).to(gradient.device)].double().cpu().numpy()
+def _entries(each: Sequence[tuple[torch.Tensor | None, np.ndarray]]) -> np.ndarray:
+    """Entries of gradients, one tensor's after the other's; 0 for a tensor without one."""
+    device = next((g.device for g, _ in each if g is not None), torch.device("cpu"))
+    found = [
+        torch.zeros(len(at), device=device) if g is None else g.reshape(-1)[torch.from_numpy(at).to(device)]
+        for g, at in each
+    ]
+    return torch.cat(found).double().cpu().numpy()
 
 
 def _by_token(x: Examined, scored: Sequence[Scored], gaps: Sequence[np.ndarray]) -> dict[str, list[tuple[str, float]]]:

@@ -150,7 +150,9 @@ class Recording:
             optional = (inputs.ref_logprobs, slopes[0] if slopes else None)
             if any(t is not None and len(t) != sum(counts) for t in (*columns, *optional)):
                 continue  # rows that cannot be told apart: the record says nothing of them
-            parts = [[None] * len(rows) if t is None else map(numbers, t.split(counts)) for t in (*columns, *optional)]
+            # A transfer for each column: one for each row would take as long as the microbatch's passes.
+            ends = np.cumsum(counts)[:-1]
+            parts = [[None] * len(rows) if t is None else np.split(numbers(t), ends) for t in (*columns, *optional)]
             for row, *values in zip(rows, *parts, strict=True):
                 found.append(records.TrainedRow(self._row_of.get(id(row), -1), k, *values))
         return found

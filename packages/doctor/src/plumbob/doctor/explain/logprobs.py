@@ -38,22 +38,17 @@ class LogprobCase:
     record: StepRecord
 
     @functools.cached_property
-    def logits(self) -> list[torch.Tensor]:
-        """[n, V] of the scored tokens of each row."""
-        return [self.plain.logits(s.ids).cpu()[torch.tensor(s.at[1:])] for s in self.scored]
-
-    @functools.cached_property
-    def targets(self) -> list[torch.Tensor]:
-        return [torch.tensor(s.ids[1:])[torch.tensor(s.at[1:])] for s in self.scored]
+    def tokens(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(logits [n, V] at the right temperature, ids [n]) of the scored tokens of each row."""
+        with torch.no_grad():
+            parts = list(self.plain.scored([(s.ids, s.at) for s in self.scored]))
+        found = {i: (logits.double(), ids) for part in parts for i, logits, ids in part}
+        return [found[i] for i in range(len(self.scored))]
 
     def by_logits(self, change: Callable[[torch.Tensor, Scored], torch.Tensor]) -> np.ndarray:
         """Log-probabilities if logits [n, V] at the right temperature are changed so."""
-        temperature = self.plain.settings.temperature
-        found = []
-        for logits, targets, s in zip(self.logits, self.targets, self.scored, strict=True):
-            changed = change(logits.double() / temperature, s).log_softmax(-1)
-            found.append(changed.gather(-1, targets[:, None])[:, 0].numpy())
-        return np.concatenate(found)
+        pairs = zip(self.tokens, self.scored, strict=True)
+        return np.concatenate([sampling.of_tokens(change(x, s), ids).cpu().numpy() for (x, ids), s in pairs])
 
     def by_ids(self, change: Callable[[Scored], tuple[Sequence[int], Sequence[bool]] | None]) -> np.ndarray:
         """Log-probabilities of the rows with other ids before the scored ones; NaN for a row that cannot be changed so."""
@@ -118,7 +113,7 @@ def _positions(case: LogprobCase) -> Predictions:
 
 
 def _shifted(case: LogprobCase) -> Predictions:
-    parts = np.split(case.by_logits(lambda logits, _: logits), np.cumsum([len(t) for t in case.targets])[:-1])
+    parts = np.split(case.by_logits(lambda logits, _: logits), np.cumsum([len(ids) for _, ids in case.tokens])[:-1])
     around = [_around(case, s) for s in case.scored]
     after = [np.append(p[1:], n if n is not None else p[0]) for p, (_, n) in zip(parts, around, strict=True)]
     yield "log-probabilities of the next token", np.concatenate(after)
@@ -128,7 +123,7 @@ def _shifted(case: LogprobCase) -> Predictions:
 
 def _ordered(case: LogprobCase) -> Predictions:
     """As a loss has them that takes those of other tokens."""
-    parts = np.split(case.by_logits(lambda logits, _: logits), np.cumsum([len(t) for t in case.targets])[:-1])
+    parts = np.split(case.by_logits(lambda logits, _: logits), np.cumsum([len(ids) for _, ids in case.tokens])[:-1])
     yield "log-probabilities that are moved by one within each row", np.concatenate([np.roll(p, 1) for p in parts])
     yield "log-probabilities in the opposite order", np.concatenate([p[::-1] for p in parts])
     yield "the mean log-probability of the row", np.concatenate([np.full(len(p), p.mean()) for p in parts])
@@ -166,10 +161,9 @@ def _prompts(case: LogprobCase) -> Predictions:
 
 
 def _altered(case: LogprobCase) -> Predictions:
-    own = case.plain.settings.temperature
-    rows = [sampling.leaving_out(x.double() / own, t) for x, t in zip(case.logits, case.targets, strict=True)]
+    rows = [sampling.leaving_out(*tokens) for tokens in case.tokens]
     for what in rows[0]:
-        yield what, np.concatenate([row[what].clamp(min=-1e9).numpy() for row in rows])
+        yield what, np.concatenate([row[what].clamp(min=-1e9).cpu().numpy() for row in rows])
     grid = np.geomspace(0.5, 2.0, 15)
     value, predicted = nearest(grid, lambda r: case.by_logits(_penalty(repetition=r)), case.observed)
     yield f"a repetition penalty of {value:.3g}", predicted

@@ -1,19 +1,25 @@
-"""The plain model: transformers' own forward pass, one row at a time, without packing, padding, cache or autocast.
+"""The plain model: transformers' own forward pass, without packing, attention mask, cache or autocast.
 
 An adapter is computed by this file, from its definition (arXiv:2106.09685, eq. 3): W x + (alpha / rank) B A x.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+import inspect
+import itertools
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from plumbob.doctor.record import Settings
+from plumbob.doctor.reference.sampling import of_tokens
 from transformers import AutoModelForCausalLM
+
+MOST_TOKENS = 4096
+"""Rows that are computed together have at most so many tokens, padding included."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +34,67 @@ class Plain:
         self, ids: Sequence[int], *, attends: Sequence[bool] | None = None, positions: Sequence[int] | None = None
     ) -> torch.Tensor:
         """Logits after each id but the last: [T - 1, V]. `attends`: which ids attention may see; all of them by default."""
-        return self._logits(ids, attends, positions).float()
-
-    def _logits(
-        self, ids: Sequence[int], attends: Sequence[bool] | None = None, positions: Sequence[int] | None = None
-    ) -> torch.Tensor:
         given = torch.tensor([[int(i) for i in ids]], device=self.model.device)
         inputs: dict[str, Any] = {}
         if attends is not None or positions is not None:
             inputs["attention_mask"] = given * 0 + 1 if attends is None else given.new_tensor([[*map(int, attends)]])
         if positions is not None:
             inputs["position_ids"] = given.new_tensor([[int(p) for p in positions]])
-        return self.model(input_ids=given, use_cache=False, **inputs).logits[0, :-1]
+        with self._precision():
+            return self.model(input_ids=given, use_cache=False, **inputs).logits[0, :-1].float()
+
+    def scored(
+        self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]
+    ) -> Iterator[list[tuple[int, torch.Tensor, torch.Tensor]]]:
+        """(number of a row, logits [n, V] of its scored ids at the settings' temperature, these ids [n]), some rows at a time.
+
+        Rows (ids [T], which are scored [T]) of about the same length are computed together, padded on the right, which
+        causal attention does not see.
+        """
+        order, part = sorted(range(len(rows)), key=lambda i: len(rows[i][0])), list[int]()
+        for i, after in itertools.zip_longest(order, order[1:]):  # no rows, no parts
+            part.append(i)
+            if after is None or (len(part) + 1) * len(rows[after][0]) > MOST_TOKENS:
+                yield self._scored([rows[k] for k in part], part)
+                part = []
+
+    def _scored(
+        self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], numbers: Sequence[int]
+    ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        places = [[t for t in range(1, len(ids)) if at[t]] for ids, at in rows]
+        width = max(len(ids) for ids, _ in rows)
+        given = torch.tensor([[*map(int, ids), *[0] * (width - len(ids))] for ids, _ in rows]).to(self.model.device)
+        keep: dict[str, Any] = {}
+        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
+            keep["logits_to_keep"] = width + 1 - min((p[0] for p in places if p), default=width)
+        with self._precision():
+            logits = self.model(input_ids=given, use_cache=False, **keep).logits
+        left = width - logits.shape[1] + 1
+        return [
+            (i, logits[k, [t - left for t in own]].float() / self.settings.temperature, given[k, own])
+            for k, (i, own) in enumerate(zip(numbers, places, strict=True))
+        ]
+
+    @contextmanager
+    def _precision(self) -> Generator[None]:
+        """Beside a run in bfloat16, a GPU may multiply in TF32, which is exact enough and several times as fast."""
+        before = ""
+        with suppress(RuntimeError):  # torch refuses where its newer options say what is multiplied in TF32
+            before = torch.get_float32_matmul_precision()
+        if not before or self.settings.precision != "bfloat16" or self.model.device.type != "cuda":
+            yield
+            return
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    @torch.no_grad()
+    def every(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
+        """Log-probabilities [n] of each row's scored ids, as `logprobs` gives them."""
+        found = {i: of_tokens(logits.double(), ids) for part in self.scored(rows) for i, logits, ids in part}
+        return [found[i].cpu().numpy() for i in range(len(rows))]
 
     def logprobs(
         self, ids: Sequence[int], at: Sequence[bool], temperature: float | None = None, **how: Any
@@ -49,9 +104,10 @@ class Plain:
         `temperature`: the settings' by default. An id that is the first of its row has none. `how`: see `logits`.
         """
         chosen = torch.tensor([bool(a) for a in at[1:]], dtype=torch.bool)
-        logits = self.logits(ids, **how).cpu()[chosen].double() / (temperature or self.settings.temperature)
-        targets = torch.tensor([int(i) for i in ids[1:]])[chosen]
-        return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0].numpy()
+        logits = self.logits(ids, **how)
+        targets = torch.tensor([int(i) for i in ids[1:]])[chosen].to(logits.device)
+        scaled = logits[chosen.to(logits.device)].double() / (temperature or self.settings.temperature)
+        return of_tokens(scaled, targets).cpu().numpy()
 
     def trainable(self) -> dict[str, torch.Size]:
         """Name -> shape of each tensor that the settings train, found from the model and the settings alone.
@@ -112,13 +168,13 @@ class Plain:
             parameter.grad = None
         with self.having(adapter or {}) as leaves:
             wanted = leaves if self.settings.adapter else parameters
-            for ids, at, slopes in rows:
-                chosen = torch.tensor([bool(a) for a in at[1:]], dtype=torch.bool)
-                targets = torch.tensor([int(i) for i in ids[1:]])[chosen]
-                logits = self._logits(ids)[chosen].float() / self.settings.temperature
-                logprobs = logits.log_softmax(-1).gather(-1, targets[:, None].to(logits.device))[:, 0]
-                (logprobs * torch.from_numpy(slopes).to(logprobs)).sum().backward()
-            return {name: p.grad.detach().clone() for name, p in wanted.items() if p.grad is not None}
+            for part in self.scored([(ids, at) for ids, at, _ in rows]):
+                sums = [
+                    (of_tokens(logits, ids) * torch.from_numpy(rows[i][2]).to(logits)).sum() for i, logits, ids in part
+                ]
+                with self._precision():
+                    torch.stack(sums).sum().backward()
+            return {name: p.grad for name, p in wanted.items() if p.grad is not None}
 
 
 def load(settings: Settings) -> Plain:

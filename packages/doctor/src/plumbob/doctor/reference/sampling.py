@@ -18,16 +18,19 @@ SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Of the probability of the likeliest token."""
 REPETITIONS = (1.05, 1.1, 1.3)
 PRESENCES = (0.5, 1.5)
+MOST_RANKED = 1024
+"""Likeliest tokens that are put in order; where more of them are left, none counts as left out."""
 
 
 def of_tokens(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Log-probabilities [n] of `tokens` [n] under logits [n, V]."""
-    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def leaving_out(logits: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     """Log-probabilities [n] of tokens where the less likely ones are left out, by what is left."""
-    own, ordered = of_tokens(logits, tokens), logits.softmax(-1).sort(-1, descending=True).values
+    own, most = of_tokens(logits, tokens), min(MOST_RANKED, logits.shape[-1])
+    ordered = (logits.topk(most, -1).values - logits.logsumexp(-1, keepdim=True)).exp()
     mass, rank = ordered.cumsum(-1), (ordered > own.exp()[:, None] * (1 + 1e-5)).sum(-1)
     counts = {f"draws from the {k} likeliest tokens alone": torch.full_like(rank, k) for k in LIKELIEST}
     counts |= {f"draws from the likeliest tokens that make {p:g}": (mass < p).sum(-1) + 1 for p in MASSES}
@@ -36,8 +39,8 @@ def leaving_out(logits: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.T
         counts[what] = (ordered >= share * ordered[:, :1]).sum(-1)
     found = {}
     for what, count in counts.items():
-        left = mass.gather(-1, count.clamp(max=logits.shape[-1])[:, None] - 1)[:, 0]
-        found[what] = torch.where(rank < count, own - left.log(), -torch.inf)
+        left = mass.gather(-1, count.clamp(max=most)[:, None] - 1)[:, 0]
+        found[what] = torch.where(count >= most, own, torch.where(rank < count, own - left.log(), -torch.inf))
     return found
 
 
@@ -52,7 +55,7 @@ def seen_before(ids: Sequence[int], at: Sequence[bool], vocabulary: int) -> torc
 def penalised(logits: torch.Tensor, seen: torch.Tensor, repetition: float = 1.0, presence: float = 0.0) -> torch.Tensor:
     """Logits of which those that the row has already are made smaller: Keskar et al., arXiv:1909.05858, sec. 4.1."""
     divided = torch.where(logits > 0, logits / repetition, logits * repetition)
-    return torch.where(seen, divided - presence, logits)
+    return torch.where(seen.to(logits.device), divided - presence, logits)
 
 
 def alternatives(

@@ -20,7 +20,7 @@ from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines
-from plumbob.doctor.trl import before, course, settings
+from plumbob.doctor.trl import before, course, rewards, settings
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
@@ -28,6 +28,8 @@ from plumbob.doctor.trl.watching import Watch, unchanged_randomness
 from plumbob.doctor.web_page import render
 from transformers import TrainerCallback
 
+LATER = 4
+"""A step (from 0) that is recorded beside the first ones."""
 FOLDER, PAGE = "plumbob_records", "report.html"
 
 
@@ -81,7 +83,7 @@ class Doctor(TrainerCallback):
 
     def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
         self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
-        self._known = before.Before()
+        self._known = rewards.Paid()
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
@@ -95,17 +97,20 @@ class Doctor(TrainerCallback):
         )
         if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
             self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
-        self.watch = Watch(trainer, self.wants, rescore)
+        # Scoring again has a part that waits for all processes, which may not all come to it.
+        self.watch = Watch(trainer, self.wants, rescore and not self._refused)
         self.watch.gradients_are_complete = lambda: self._gradients()
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
-        self._exact = {0, 1, new}
-        """Steps whose first weights are kept: the first two, and the first with completions of weights that were trained."""
+        self._exact = {0, 1, new, LATER}
+        """Steps whose first weights are kept: the first two, the first with completions of weights that were trained, and one more,
+        because a callback or a setting may change something after the start."""
         self._snapshot: Snapshot | None = None
         self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
         self._sample: course.WeightSample | None = None
         self._weights = np.zeros((0, 0))
         """What `_sample` gave last: of the weights with which the step begins."""
+        self._course = course.Course(trainer)
         self._change: dict[str, float] = {}
         self._row: dict[str, float] | None = None
 
@@ -126,6 +131,10 @@ class Doctor(TrainerCallback):
     @_guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.began = state.global_step
+        if not state.is_world_process_zero:
+            return
+        if self._refused:
+            print(f"plumbob.doctor: {self._refused}", flush=True)
         plan = course.plan_of(self.trainer)
         self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -211,11 +220,13 @@ class Doctor(TrainerCallback):
         """The new failures of a step that has just been taken."""
         record = record_of(self.watch, tensors.samples, step)
         records.write(record, self.folder / f"step_{step + 1:05}.npz")
+        if made := self.watch.round:
+            self._print(self.reading.add_findings(course.narrowed(made, record, settings.narrowing(self.trainer.args))))
         if self.reading.examined >= MOST_RECORDS and not self._is_early(step):
             return []
         previous, self._previous = self._previous, record
         if self._snapshot is not None and self.reading.trends.plan.exact:
-            rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in record.rows[:8]]
+            rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in record.rows[:4]]
             self._change = {"policy/step_kl": self._snapshot.change(rows)}
         plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
         with torch.enable_grad():
@@ -228,7 +239,10 @@ class Doctor(TrainerCallback):
             return []
         began, self._weights = self._weights, self._sample.take()
         self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
-        found = [course.alike(self.trainer, made, step)] if made.step == step else []
+        found = [course.alike(self.trainer, made, step), *self._course.add(made, step)] if made.step == step else []
+        if (change := self._change.get("policy/step_kl", 0.0)) > course.FAR:
+            told = f"the step changed the policy by {change:.2g} nats a token"
+            found.append(Finding("no step makes another policy", "fail", told, "learning-rate-too-high", step=step + 1))
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)
             found.append(course.right(self.trainer, made, self._known))

@@ -6,6 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +27,7 @@ def trained(trainer: Any) -> dict[str, torch.nn.Parameter]:
 def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) -> records.StepRecord:
     """The record of step `step` (from 0), which has just been taken."""
     trainer, made = watch.trainer, watch.round
+    made = made and replace(made, output=on_cpu(made.output))
     record = records.StepRecord(step, settings_of(trainer, step), trainer=f"trl {version('trl')}")
     if made is None or not made.output:
         return record
@@ -37,6 +39,7 @@ def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) 
     update.trial = next((one.trial for one in watch.microbatches if one.trial is not None), None)
     left = _keys(made.output)
     for k, one in enumerate(watch.microbatches):
+        one = replace(one, inputs=on_cpu(one.inputs), logprobs=on_cpu(one.logprobs), slopes=on_cpu(one.slopes))
         weights = token_weights(trainer, one.inputs, made)
         for j, (key, own) in enumerate(zip(_keys(one.inputs).elements(), weights, strict=True)):
             row = left.take(key, float(one.inputs["advantages"][j].float().mean()))
@@ -54,11 +57,20 @@ def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) 
     return record
 
 
+def on_cpu(given: Any) -> Any:
+    """The same with its tensors on the host: one transfer for each, not one for each row."""
+    if isinstance(given, torch.Tensor):
+        return given.detach().cpu()
+    if isinstance(given, Mapping):
+        return {name: on_cpu(value) for name, value in given.items()}
+    return [on_cpu(one) for one in given] if isinstance(given, list) else given
+
+
 class _keys:
     """Rows of padded tensors by their content: the loss is given the same rows in another order."""
 
     def __init__(self, inputs: Mapping[str, Any]) -> None:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1).cpu().numpy()
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1).numpy()
         self._keys = [row.tobytes() for row in ids]
         self._places: dict[bytes, list[tuple[int, float]]] = defaultdict(list)
         for i, (key, advantage) in enumerate(zip(self._keys, inputs["advantages"], strict=True)):
@@ -152,8 +164,8 @@ def reward_of(trainer: Any, made: Round, i: int) -> tuple[list[float], float]:
     """(weighted components, sum) of a completion's reward; NaN if no reward function gave one."""
     if made.rewards is None:
         return [], math.nan
-    own = made.rewards[i].double().cpu() * trainer.reward_weights.double().cpu()
-    return own.nan_to_num(0.0).tolist(), float(own.nansum()) if not own.isnan().all() else math.nan
+    own = made.rewards[i] * made.reward_weights
+    return np.nan_to_num(own).tolist(), float(np.nansum(own)) if not np.isnan(own).all() else math.nan
 
 
 def cut_off(trainer: Any, ids: Sequence[int]) -> bool:

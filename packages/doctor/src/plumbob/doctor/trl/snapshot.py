@@ -15,6 +15,8 @@ from plumbob.doctor.reference.model import Plain, plain_name
 from plumbob.doctor.trl.recording import trained
 from plumbob.doctor.trl.watching import unchanged_randomness
 
+ROOM = 0.5
+"""Share of a GPU's memory that is left free where a copy of the weights is kept on it; else it is kept on the host."""
 Rows = Sequence[tuple[Sequence[int], Sequence[bool]]]
 """(ids [T], which of them are scored [T]) of each row."""
 
@@ -24,7 +26,12 @@ class Snapshot:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, model = trainer, trainer.accelerator.unwrap_model(trainer.model)
-        self._all = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+        parameters = dict(model.named_parameters())
+        size, place = sum(p.numel() * p.element_size() for p in parameters.values()), torch.device("cpu")
+        if torch.cuda.is_available():
+            free, whole = torch.cuda.mem_get_info()
+            place = trainer.accelerator.device if free - size > ROOM * whole else place
+        self._all = {name: p.detach().to(place, copy=True) for name, p in parameters.items()}
         self._trained = set(trained(trainer))
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -36,11 +43,13 @@ class Snapshot:
     def plain(self, settings: Settings) -> Plain:
         """The model of the run in float32, with these weights, without adapter."""
         from transformers import AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
 
         # A copy: making a model of a configuration changes how every model of it computes attention.
         config = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model).config)
-        with unchanged_randomness():
+        with unchanged_randomness(), no_init_weights():  # weights drawn at random would take seconds
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        model.tie_weights()
         given = {plain_name(name): tensor for name, tensor in self._all.items()}
         for name, parameter in model.named_parameters():
             parameter.data = given[name].to(self.trainer.accelerator.device, torch.float32)
@@ -68,9 +77,11 @@ class Snapshot:
                 ids = torch.tensor([[pad] * (width - len(ids)) + list(ids) for ids, _ in batch])
                 mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _ in batch])
                 given = (ids.to(trainer.accelerator.device), mask.to(trainer.accelerator.device))
-                scores = trainer._get_per_token_logps_and_entropies(trainer.model, *given, width - 1)[0]
-                for own, (_, at) in zip(scores, batch, strict=True):
-                    found.append(numbers(own[len(own) - len(at) + 1 :])[np.array(at[1:], bool)].astype(float))
+                keep = max(len(at) - next((i for i in range(1, len(at)) if at[i]), len(at) - 1) for _, at in batch)
+                scores = trainer._get_per_token_logps_and_entropies(trainer.model, *given, keep)[0]
+                for own, (_, at) in zip(numbers(scores).astype(float), batch, strict=True):
+                    last = np.array(at[1:], bool)[-keep:]
+                    found.append(own[len(own) - len(last) :][last])
         return found
 
     def change(self, rows: Rows) -> float:

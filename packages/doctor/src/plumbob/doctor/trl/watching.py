@@ -17,7 +17,7 @@ import torch
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
-from plumbob.doctor.trl.before import order
+from plumbob.doctor.trl.rewards import order
 from plumbob.doctor.trl.settings import narrowing
 
 
@@ -41,8 +41,12 @@ class Round:
     completions: list[Any] = field(default_factory=list)
     tool_masks: list[list[int]] | None = None
     ids: list[list[int]] = field(default_factory=list)
-    rewards: torch.Tensor | None = None
+    narrowed: list[np.ndarray] | None = None
+    """Log-probabilities of the sampled tokens among those that settings such as top_k leave, if there are such settings."""
+    rewards: np.ndarray | None = None
     """[B, F] what each reward function gave; NaN for None."""
+    reward_weights: np.ndarray | float = 1.0
+    """[F]"""
     output: Mapping[str, Any] = field(default_factory=dict)
     """What the loss is given, before it is shuffled."""
 
@@ -119,6 +123,7 @@ class Watch:
             known = [np.array(one, np.float32) for one in logprobs]
         elif narrowing(self.trainer.args):
             known = None  # what is noted is of the tokens that these settings leave, and training is of all
+            self.round.narrowed = None if self.trainer.tools else drawn(completions)
         else:
             known = drawn(completions)
         self.round.turns.append(Turn(prompts, [list(ids) for ids in completions], known))
@@ -127,7 +132,7 @@ class Watch:
     def _rewards(self, original: Any, *given: Any, **more: Any) -> Any:
         rewards = original(*given, **more)
         if self.round is not None and self.trainer.model.training:
-            self.round.rewards = rewards.detach().clone()
+            self.round.rewards, self.round.reward_weights = values(rewards), values(self.trainer.reward_weights)
             if self._rescore and not more and self.trainer.environments is None:
                 self._rescore = False
                 with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
@@ -328,5 +333,5 @@ def unchanged_randomness() -> Generator[None]:
 
 
 def values(rewards: torch.Tensor) -> np.ndarray:
-    """Rewards [B, F] as float64."""
-    return rewards.double().cpu().numpy()
+    """A copy of rewards as float64."""
+    return rewards.detach().to("cpu", torch.double, copy=True).numpy()

@@ -36,6 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Of `uv run pytest`; commands that a test starts would tell their user to write `uv run` too.
+os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draw", metavar="WORD", help="run half of the slow tests, one case of each; WORD decides which")
 

@@ -224,6 +224,22 @@ def test_a_document_that_a_search_found_may_be_read_again(kit, small):
     assert blind.reward == pytest.approx(0.71)
 
 
+@pytest.mark.parametrize("in_one_turn", [True, False])
+@pytest.mark.parametrize(("answer", "cited"), [("Oak Hill", [1, 3]), ("Oak Hill", []), ("Pine Moor", [1, 3])])
+def test_to_repeat_a_search_earns_what_it_earns_once(kit, small, in_one_turn, answer, cited):
+    """It finds no new document, so that there is nothing to gain, and a metric counts it."""
+
+    def earned(times: int):
+        searches = [kit.search("long song", top_k=3)] * times
+        turns = [kit.say("", *searches)] if in_one_turn else [kit.say("", search) for search in searches]
+        return kit.play(small(), [*turns, kit.final(answer, cited)])
+
+    once, often = earned(1), earned(12)
+    assert often.reward == once.reward
+    own = {name: value for name, value in often.metrics.items() if not name.startswith("rollout/")}
+    assert own == {name: once.metrics[name] for name in own} | {"searches": 12, "repeated_queries": 11}
+
+
 def test_blind_reading_costs_what_its_setting_says(kit, small):
     turns = [kit.say("", *map(kit.get, range(4))), kit.final("Oak Hill", [1, 3])]
     rewards = [kit.play(small(blind_reading_cost=cost), turns).reward for cost in (0, 0.5, 1)]

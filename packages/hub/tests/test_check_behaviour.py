@@ -99,17 +99,17 @@ def test_what_is_wrong_is_told_by_its_own_check(examined, edit, expected):
     assert all("KeyError" in p for problems in failures.values() for p in problems)
 
 
-NUMBER = 'Annotated[int, Field(description="The number to try.")]'
+NUMBER = 'Annotated[int, Field(description="How many balls to draw.", ge=1)]'
 
 
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('"""Guess the hidden number. Returns higher, lower or right."""', "", "guess has no description"),
-        (NUMBER, "Any", "'number' of guess has neither a type nor"),
-        (NUMBER, 'Annotated[int, Field(json_schema_extra={"type": "numeral"})]', "schema of guess is not valid"),
-        ("TOOL_PREFIX = None", "TOOL_PREFIX = 'my tools'", "'my tools_guess' is not valid"),
-        ("task.secret", "task.no_such", "setting up the task and its tools fails: ToolsetError"),
+        ('"""Draw balls from the bag. Returns their colours."""', "", "draw has no description"),
+        (NUMBER, "Any", "'count' of draw has neither a type nor"),
+        (NUMBER, 'Annotated[int, Field(json_schema_extra={"type": "numeral"})]', "schema of draw is not valid"),
+        ("TOOL_PREFIX = None", "TOOL_PREFIX = 'my tools'", "'my tools_draw' is not valid"),
+        ("task.balls", "task.no_such", "setting up the task and its tools fails: ToolsetError"),
         ('if __name__ == "__main__":', "def main():", "cannot be run as a server"),
     ],
 )
@@ -150,15 +150,13 @@ def test_settings_of_the_check_of_the_oracle_and_of_the_user_in_that_order(exami
     edit = (
         "taskset.py",
         "    def load(self)",
-        '    check_settings = {"largest": 10, "num_examples": 3}\n    oracle_settings = {"largest": 20}\n\n    def load(self)',
+        '    check_settings = {"count": 4, "num_examples": 3}\n    oracle_settings = {"count": 6}\n\n    def load(self)',
     )
     assert "3 tasks in" in examined(edit).results["load"].measured
     found = examined(edit, num_examples="7").results
-    assert (
-        "7 tasks in" in found["load"].measured and "with largest=10, num_examples=7, seed=0" in found["load"].measured
-    )
-    wrong = examined(edit, largets="7").failures
-    assert "there is no setting 'largets'; did you mean 'largest'?" in wrong["load"][0]
+    assert "7 tasks in" in found["load"].measured and "with count=4, num_examples=7, seed=0" in found["load"].measured
+    wrong = examined(edit, cuont="7").failures
+    assert "there is no setting 'cuont'; did you mean 'count'?" in wrong["load"][0]
 
 
 def test_an_environment_without_an_oracle_passes_and_is_told(examined):

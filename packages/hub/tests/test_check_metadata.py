@@ -30,8 +30,8 @@ def failures(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "check", "told"),
     [
-        ('description = "Add', 'description = "" # "Add', "metadata", "has no description"),
-        ('description = "Add', 'description = "TODO: Add', "metadata", "has no description"),
+        ('description = "Name', 'description = "" # "Name', "metadata", "has no description"),
+        ('description = "Name', 'description = "TODO: Name', "metadata", "has no description"),
         ('license = "Apache-2.0"', "", "metadata", "has no license"),
         ('readme = "README.md"', 'readme = "NONE.md"', "metadata", "there is no README"),
         ('version = "0.1.0"', "", "metadata", "has no version"),

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from plumbob.console.text import table
 from plumbob.hub.index.static_index import add_files
-from plumbob.hub.text import table
 
 COMMANDS = ["list", "info", "search", "check", "new", "publish", "index", "yank"]
 

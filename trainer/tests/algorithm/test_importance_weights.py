@@ -90,6 +90,9 @@ def test_a_rows_length_does_not_decide_whether_it_is_masked(tokens):
 
 def test_a_sampling_setting_that_the_trainer_cannot_follow_is_named_with_its_bias():
     assert sampling_warnings(TrainConfig(temperature=0.7)) == []
+    (longer,) = sampling_warnings(TrainConfig(max_tokens=100_000_000))
+    assert "no turn can be that long; --loss-type dr_grpo divides by it" in longer
+    assert sampling_warnings(TrainConfig(max_tokens=4096, loss_type="grpo")) == []
     warnings = sampling_warnings(TrainConfig(top_p=0.8, top_k=20, min_p=0.1))
     assert [w.split(" samples")[0] for w in warnings] == ["--top-p 0.8", "--top-k 20", "--min-p 0.1"]
     assert all("whole vocabulary" in w and "gradient" in w for w in warnings)

@@ -161,7 +161,7 @@ def test_ctrl_c_ends_it_without_a_traceback(told, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gather, "of_environment", interrupted)
-    assert told("lookup", "--json") == (130, "", "doctor: interrupted\n")
+    assert told("lookup", "--json") == (130, "", "  examining lookup\ndoctor: interrupted\n")
 
 
 SMALL = ("--num-generations", "4", "--eval-examples", "4")

@@ -108,10 +108,12 @@ def test_only_the_first_process_of_a_run_says_what_is_loaded(capsys, monkeypatch
     from plumbob.trainer.cli.loading import announce
 
     monkeypatch.setenv("RANK", "1")
-    announce("torch")
+    with announce("torch"):
+        pass
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("RANK", "0")
-    announce("torch")
+    with announce("torch"):
+        pass
     assert capsys.readouterr().err == "  loading torch\n"
 
 
@@ -135,10 +137,10 @@ def test_garbage_is_collected_again_after_the_imports():
     from plumbob.trainer.cli.loading import fast_imports
 
     try:
-        with fast_imports():
+        with fast_imports("modules"):
             assert not gc.isenabled()
         assert gc.isenabled()
-        with pytest.raises(ModuleNotFoundError), fast_imports():
+        with pytest.raises(ModuleNotFoundError), fast_imports("modules"):
             importlib.import_module("a_module_that_is_not_there")
         assert gc.isenabled()
     finally:

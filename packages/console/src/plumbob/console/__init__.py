@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["INTERRUPTED", "UserError", "first_line", "plain"]
+import os
+
+__all__ = ["INTERRUPTED", "UserError", "counted", "first_line", "plain", "typed"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, also if the command saved its work first. The others: 0, 1, and 2 after a user's mistake."""
@@ -27,3 +29,15 @@ def plain(text: str, keep: str = "\n\t") -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, for a sentence; the name of its type if there is no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def typed(command: str) -> str:
+    """A command as this user has to type it: after `uv run`, if that started this process, because then the shell alone
+    may not find it.
+    """
+    return f"uv run {command}" if "UV_RUN_RECURSION_DEPTH" in os.environ else command
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the right form. Examples: "1 task", "2 tasks"."""
+    return f"{number} {noun}{'s' * (number != 1)}"

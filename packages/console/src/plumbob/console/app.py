@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import NoReturn
 
 import typer
 from plumbob.console import UserError, first_line, plain
+from plumbob.console.text import fitted
 
 ENDING_SECONDS = 10.0
 """How long a command waits at its end for threads that others have started."""
@@ -39,6 +41,7 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
         raise
     code = code if isinstance(code, int) else 0
     _end_in_time(name, code)
+    gc.freeze()  # Python would look for garbage in all that models leave, for two seconds, before the process ends
     sys.exit(code)
 
 
@@ -76,5 +79,6 @@ def print_whatever_the_encoding() -> None:
 
 def fail(name: str, message: str) -> NoReturn:
     """Print the message to stderr after the command's name, without control characters, and exit with code 2."""
-    print(f"{name}: {plain(message)}", file=sys.stderr)
+    said = f"{name}: {message}"
+    print(fitted(said) if sys.stderr.isatty() else plain(said), file=sys.stderr)
     sys.exit(2)

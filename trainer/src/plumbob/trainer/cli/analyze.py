@@ -112,7 +112,11 @@ def _table(report: Sequence[dict[str, Any]], metric: str) -> str:
         cells = [entry["file"], str(mean.n), str(mean)]
         if "against_baseline" in entry:
             difference = Comparison(**entry["against_baseline"])
-            cells += [str(difference), f"{difference.p_value:.3f}", str(difference.n)]
+            cells += [
+                str(difference),
+                "<.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}",
+                str(difference.n),
+            ]
         else:
             cells += ["baseline" if number == 0 else "no task in common", "", ""]
         lines.append(cells)

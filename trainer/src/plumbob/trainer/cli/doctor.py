@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ import typer
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
+from plumbob.console.working import Working
 from plumbob.doctor import __main__ as records
 from plumbob.doctor.confirm import confirm, trial_of
 from plumbob.doctor.examine import Examination
@@ -98,15 +99,13 @@ def _examined(config: TrainConfig, directory: Path | None, *, everything: bool, 
     from plumbob.trainer.cli.gather import of_environment, of_run
     from plumbob.trainer.config.doubtful_settings import reward_warnings
 
-    def status(text: str) -> None:
-        print(f"  {text}", file=sys.stderr, flush=True)
-
-    if directory is None:
-        title = f"doctor {config.env} --model {config.model}"
-        x = of_environment(config, status, everything=everything, model=model)
-    else:
-        title = f"doctor {directory}"
-        x = of_run(directory.expanduser(), config, status, everything=everything, model=model)
+    title = f"doctor {config.env} --model {config.model}" if directory is None else f"doctor {directory}"
+    with Working(f"examining {directory or config.env}") as line:
+        status = partial(line.say, keep=True)
+        if directory is None:
+            x = of_environment(config, status, everything=everything, model=model)
+        else:
+            x = of_run(directory.expanduser(), config, status, everything=everything, model=model)
     x.notes += reward_warnings(config)
     return x, title
 
@@ -181,9 +180,6 @@ app.command(help=_HELP, cls=command_class(TrainConfig), context_settings={"max_c
 
 
 def main() -> None:
-    try:
-        if records.takes(sys.argv[1:]):
-            sys.exit(records.main(sys.argv[1:], "doctor"))
-        run_app("doctor", app, sys.argv[1:])
-    finally:
-        gc.freeze()  # Python would look through all that two models leave, for two seconds, before the process ends
+    if records.takes(sys.argv[1:]):
+        sys.exit(records.main(sys.argv[1:], "doctor"))
+    run_app("doctor", app, sys.argv[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.version import version_option
-from plumbob.trainer.cli.loading import announce, fast_imports, import_verifiers
+from plumbob.trainer.cli.loading import fast_imports, import_verifiers
 from plumbob.trainer.cli.train import CONFIG_FILE, UNKNOWN, settling
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
@@ -46,8 +46,7 @@ _JSON = argument(bool, "--json", help="Print JSON instead of tables.")
 def evaluate(**given: Any) -> int:
     as_json = bool(given.pop("as_json"))
     config, directory = _configure(given)
-    _announce(config)
-    with fast_imports():
+    with _imports(config):
         import_verifiers()
         from plumbob.trainer.evaluation.run import run
 
@@ -65,8 +64,7 @@ def predict(**given: Any) -> int:
         raise UserError(
             "predict writes one answer per task: name one environment, and leave out --rollouts-per-example"
         )
-    _announce(config)
-    with fast_imports():
+    with _imports(config):
         import_verifiers()
         from plumbob.trainer.evaluation.predict import run
 
@@ -88,8 +86,7 @@ def benchmark(**given: Any) -> int:
         directory = Path(given.pop("resume"))
         grid = work.read_grid(directory)
         config, _ = _configure({**given, "resume": str(directory)})
-    _announce(config)
-    with fast_imports():
+    with _imports(config):
         import_verifiers()
         import plumbob.trainer.evaluation.run  # noqa: F401 - what work.run imports when it begins
 
@@ -128,9 +125,9 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
     return config, directory
 
 
-def _announce(config: EvaluateConfig) -> None:
+def _imports(config: EvaluateConfig) -> AbstractContextManager[None]:
     environments = "environment" if len(config.envs) == 1 else "environments"
-    announce(f"verifiers and the {environments} {', '.join(config.envs)}")
+    return fast_imports(f"verifiers and the {environments} {', '.join(config.envs)}")
 
 
 def _app(function: Any, help: str, arguments: dict[str, Any]) -> typer.Typer:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError, first_line
+from plumbob.console.working import note
 from plumbob.doctor import trends
 from plumbob.doctor.causes import is_symptom
 from plumbob.doctor.examine import Examination, merged, of_outcomes
 from plumbob.doctor.findings import Finding
 from plumbob.trainer.cli.loading import (
-    announce,
     fast_imports,
     import_transformers,
     import_verifiers,
@@ -118,8 +118,7 @@ def _why_no_model(directory: Path, config: TrainConfig, model: bool, environment
 
 def _play(x: Examination, config: TrainConfig) -> Sequence[Any]:
     """Play the environment; returns its tasks."""
-    announce(f"verifiers and the environment {config.env}")
-    with fast_imports():
+    with fast_imports(f"verifiers and the environment {config.env}"):
         import_verifiers()
         from plumbob.doctor.environment import matrix, table
         from plumbob.trainer.doctor.player import VerifiersPlayer
@@ -159,7 +158,7 @@ def _read_template(x: Examination, config: TrainConfig, tasks: Any) -> None:
 def _import_torch() -> None:
     """While another process plays, there is time for what takes seconds."""
     load_torch_libraries()
-    with fast_imports():
+    with fast_imports("torch and transformers"):
         import_transformers()
 
 
@@ -172,9 +171,8 @@ def _with_model(
     x: Examination, config: TrainConfig, environments: Sequence[Any], status: Status, *, judged: bool
 ) -> None:
     """Set the run up, take a few steps, and compare their records with the reference. `judged`: their metrics as well."""
-    announce("torch and transformers")
     _import_torch()
-    with fast_imports():
+    with fast_imports("plumbob's trainer"):
         from plumbob.trainer.distributed.world import join_world, leave_world
         from plumbob.trainer.doctor.live import load_subject, record_steps
         from plumbob.trainer.inference.errors import SyncError
@@ -193,8 +191,8 @@ def _with_model(
                 x.add("records", Finding(check, "fail", str(error), "weights-not-synced", "sync"))
                 return
             stack.callback(subject.close)
-            for note in subject.run.tasks.notes:
-                status(note)
+            for text in subject.run.tasks.notes:
+                note(text)
             status(f"taking {STEPS} training steps of {subject.run.rollouts_per_step} rollouts as `train` does")
             try:
                 kept = record_steps(subject, STEPS, RECORDED)
@@ -293,9 +291,8 @@ def _records(x: Examination, directory: Path, status: Status, *, model: bool) ->
     if not files:
         x.limits.append("The run has no records of its steps, so what they computed was not examined.")
         return
-    announce("torch and transformers")
     _import_torch()
-    with fast_imports():
+    with fast_imports("plumbob's trainer"):
         from plumbob.doctor.record import read
         from plumbob.doctor.reference.model import load
         from plumbob.doctor.reference.rows import load_tokenizer

@@ -12,14 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from plumbob.console.working import Working
 
-def announce(what: str) -> None:
-    """Print to stderr what is being loaded. Of several processes of a run, only rank 0 prints it."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"  loading {what}", file=sys.stderr, flush=True)
+
+def announce(what: str) -> AbstractContextManager[object]:
+    """Say on stderr what is loaded in the body of this context. Of several processes of a run, only rank 0 says it."""
+    return Working(f"loading {what}") if os.environ.get("RANK", "0") == "0" else nullcontext()
 
 
 _IN_ORDER = (
@@ -118,8 +119,10 @@ def wake_gpu() -> None:
 
 
 @contextmanager
-def fast_imports() -> Generator[None]:
+def fast_imports(what: str) -> Generator[None]:
     """While modules are imported: no garbage collection, and no progress bars or advice from the libraries.
+
+    `what` is said meanwhile, as `announce` does it.
 
     Imports make hundreds of thousands of objects that stay. Looking through them for garbage takes a sixth of the time
     of the imports, and afterwards a part of each full collection, so they are taken out of it.
@@ -128,7 +131,8 @@ def fast_imports() -> Generator[None]:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with announce(what):
+            yield
     finally:
         gc.freeze()
         if enabled:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from plumbob.console import UserError
+from plumbob.console import UserError, counted
 from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
@@ -75,7 +75,8 @@ def report(
     steps = sum(len(run.rows) for run in found.runs)
     shown = len(found.rollouts.index["run"])
     what = (
-        f"{len(found.runs)} run{'s' * (len(found.runs) > 1)}, {steps} steps, {shown} rollouts, {failed} failed checks"
+        f"{counted(len(found.runs), 'run')}, {counted(steps, 'step')}, {counted(shown, 'rollout')}, "
+        f"{counted(failed, 'failed check')}"
     )
     print(f"{files[0]}  {files[0].stat().st_size / 1e6:.1f} MB: {what}")
     for file in files[1:]:

@@ -15,7 +15,8 @@ from plumbob.console import UserError
 from plumbob.console.app import run_app
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
-from plumbob.trainer.cli.loading import quiet_libraries
+from plumbob.console.working import Working
+from plumbob.trainer.cli.loading import fast_imports
 from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.options import as_command, resolve
 from plumbob.trainer.config.serve import ServeConfig
@@ -30,12 +31,13 @@ def serve(**given: Any) -> int:
     Routes: /v1/chat/completions, /v1/models, /inference/v1/generate (token ids in and out), /health.
     """
     config, _ = resolve(ServeConfig, given, (), kind="server", directory_is="")
-    quiet_libraries()
     template = TemplateChoice(config.chat_template, config.chat_template_args)
     template.check()
     check_model_exists(config.model)
     _check_address(config.host, config.port)
     with contextlib.suppress(KeyboardInterrupt):
+        with fast_imports(f"torch and {config.model}"):
+            import plumbob.trainer.serving.server  # noqa: F401 - what `_serve` imports
         asyncio.run(_serve(config, template))
     return 0
 
@@ -45,15 +47,16 @@ async def _serve(config: ServeConfig, template: TemplateChoice) -> None:
     from plumbob.trainer.serving.server import load_server, running
 
     model, host, port = config.model, config.host, config.port
-    server = load_server(
-        model,
-        max_concurrent=config.max_concurrent,
-        max_context=config.max_context,
-        bf16=config.bf16,
-        template=template,
-        tool_format=config.tool_format,
-        hosts=(host, *config.allow_host),
-    )
+    with Working(f"loading {model}"):
+        server = load_server(
+            model,
+            max_concurrent=config.max_concurrent,
+            max_context=config.max_context,
+            bf16=config.bf16,
+            template=template,
+            tool_format=config.tool_format,
+            hosts=(host, *config.allow_host),
+        )
     if unread := unread_form(server.chat, [QUESTION]):
         print(f"the chat template of {model} {unread}", file=sys.stderr)
     if not server.chat.names_tools([QUESTION]):

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -72,10 +72,9 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name != "dry_run"})
     check_before_loading(config, run_dir)
     named = " and ".join(env for env, _ in config.members)
-    announce(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}")
     use_growing_segments(config.engine)
     load_torch_libraries()
-    with fast_imports():
+    with fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"):
         import_transformers()
         wake_gpu()
         import_verifiers()
@@ -133,7 +132,7 @@ def settling(cls: Any) -> Settle:
         by_env = {names[0]: dict(unknown)} if len(names) == 1 else _by_environment(names, unknown)
         settings: dict[str, str] = {}
         for env, own in by_env.items():
-            tell = lru_cache(lambda env=env: announce(f"the environment {env}"))
+            tell = partial(announce, f"the environment {env}")
             prefix = f"{env}." if len(names) > 1 else ""
             settings |= {prefix + key: value for key, value in settle(env, own, file, own_names, tell).items()}
         return settings

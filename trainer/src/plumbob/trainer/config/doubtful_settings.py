@@ -29,7 +29,8 @@ def why_not_better(metric: str) -> str | None:
 
 
 def sampling_warnings(config: TrainConfig) -> list[str]:
-    """One warning for each active sampling setting that the trainer cannot reproduce. The sentence names the bias.
+    """One warning for each active sampling setting that the trainer cannot reproduce, which names the bias, and one for turns
+    that may be longer than a rollout.
 
     Measured (huggingface/trl#6789, #7269): with top-p 0.8 the mean of p(trainer) / p(engine) is 0.896, and for 52% of
     tokens the ratio is off by more than a tenth; with top-k 20 the mean is 0.965.
@@ -39,7 +40,12 @@ def sampling_warnings(config: TrainConfig) -> list[str]:
         (config.top_k > 0, f"--top-k {config.top_k}", f"the {config.top_k} likeliest tokens only"),
         (config.min_p > 0, f"--min-p {config.min_p}", "tokens near the likeliest only"),
     ]
-    return [
+    longer = (
+        f"--max-tokens {config.max_tokens} is more than --max-context {config.max_context}, the limit of a whole rollout, so no "
+        "turn can be that long"
+        + ("; --loss-type dr_grpo divides by it, so gradients are that much smaller" * (config.loss_type == "dr_grpo"))
+    )
+    return [longer] * (config.max_tokens > config.max_context) + [
         f"{setting} samples from {what}, but the trainer computes log-probabilities over the whole vocabulary: each is "
         "lower than the engine's by the log of the kept probability, so the gradient is not that of the policy that "
         f"samples; leave {setting.split()[0]} out to avoid this bias"

@@ -7,7 +7,9 @@ environment loads.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,19 +30,20 @@ OLDER_NAMES = {
 _RESERVED = ("id", "task")
 """Fields of every taskset's configuration that are not settings of the environment."""
 
+Announce = Callable[[], AbstractContextManager[object]]
+
 _DATA = ("datasets", "eval_datasets")
 """Settings of an environment that the trainer's options of the same name give."""
 
 
-def known_settings(env: str, announce: Callable[[], None] = lambda: None) -> dict[str, Setting]:
+def known_settings(env: str, announce: Announce = nullcontext) -> dict[str, Setting]:
     """Setting name -> setting. Raises UserError if the environment does not exist or cannot be loaded.
 
-    `announce` is called before the environment is imported, which takes seconds.
+    The environment is imported inside of the context that `announce` makes, because that takes seconds.
     """
     found = _from_source(find(env).name)
     if found is None:
-        announce()
-        fields = _config_type(env).model_fields
+        fields = _config_type(env, announce).model_fields
         found = {
             name: Setting(name, kind_of(field.annotation), field.default, field.annotation)
             for name, field in fields.items()
@@ -53,11 +56,12 @@ def _from_source(env: str) -> dict[str, Setting] | None:
     return read_settings(find(env).entry_point)
 
 
-def _config_type(env: str) -> Any:
+def _config_type(env: str, announce: Announce) -> Any:
     """The pydantic class of the environment's settings, which is imported. Raises UserError if that fails."""
     environment = find(env)
-    environment.load()
-    import verifiers.v1 as vf
+    with nullcontext() if environment.module in sys.modules else announce():
+        environment.load()
+        import verifiers.v1 as vf
 
     return vf.taskset_config_type(environment.module)
 
@@ -67,13 +71,13 @@ def settle(
     unknown_options: Mapping[str, Any],
     file: Path | None,
     own_names: Iterable[str],
-    announce: Callable[[], None] = lambda: None,
+    announce: Announce = nullcontext,
 ) -> dict[str, str]:
     """Turn options or file keys that the trainer does not have into settings of the environment: name -> text.
 
     `unknown_options`: name -> value, None for an option without a value. `file`: the TOML file that has the keys; None
-    for the command line. `own_names`: names of the trainer's settings, for "did you mean". `announce` is called before
-    the environment is imported. Raises UserError for a name that neither the trainer nor the environment has, and for a
+    for the command line. `own_names`: names of the trainer's settings, for "did you mean". `announce`: see
+    `known_settings`. Raises UserError for a name that neither the trainer nor the environment has, and for a
     value that the environment refuses.
     """
     settings: dict[str, str] = {}
@@ -127,7 +131,7 @@ def check_reads_data(env: str, known: Iterable[str] | None = None) -> None:
     raise UserError(f"{env} has no setting 'datasets', which is what --datasets (or --dataset-name) sets{theirs}")
 
 
-def _refusal(env: str, setting: Setting, text: str, announce: Callable[[], None] = lambda: None) -> str | None:
+def _refusal(env: str, setting: Setting, text: str, announce: Announce = nullcontext) -> str | None:
     """Why the environment refuses this value; None if the setting's type accepts it, or the source does not tell the type.
 
     A validator may convert what the type refuses, so the environment is imported then, and asked.
@@ -136,13 +140,11 @@ def _refusal(env: str, setting: Setting, text: str, announce: Callable[[], None]
         return None
     from pydantic import TypeAdapter, ValidationError
 
-    try:
+    with suppress(ValidationError):
         TypeAdapter(setting.annotation).validate_python(None if text == "None" else text)  # as verifiers reads "None"
         return None
-    except ValidationError:
-        announce()
     try:
-        _config_type(env).model_validate({"id": find(env).module, setting.name: text})
+        _config_type(env, announce).model_validate({"id": find(env).module, setting.name: text})
     except ValidationError as error:
         return next((found["msg"] for found in error.errors() if found["loc"][:1] == (setting.name,)), None)
     return None

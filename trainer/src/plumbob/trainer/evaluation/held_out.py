@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from plumbob.rollout import derive_seed, run_rollout
@@ -31,18 +32,28 @@ class HeldOut:
     """Whether a limit cut off the rollout, for each one of this process."""
 
 
-async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: float, rollouts: int = 1) -> HeldOut:
+async def evaluate(
+    sampler: Sampler,
+    world: World,
+    how: str,
+    *,
+    temperature: float,
+    rollouts: int = 1,
+    counted: Callable[[int, int], None] = lambda done, of: None,
+) -> HeldOut:
     """Sample `rollouts` rollouts of each held-out task, the tasks of each environment in turn. Collective.
 
     `how`: name of the mean reward in the result. A failed rollout counts as reward 0. The first rollout of task i is
     seeded by (seed, i), and the further ones by their number as well. Rollouts are divided among the processes, and
-    every process returns the same result.
+    every process returns the same result. `counted` is called after each rollout of this process with the number of those
+    that are done, and of all.
     """
     config, environments = sampler.config, sampler.environments
     held_out = [(tasks, task) for tasks in environments for task in tasks.held_out]
     sampling = replace(sampler.sampling, temperature=temperature)
     slots = asyncio.Semaphore(config.max_concurrent)
 
+    numbers = range(world.rank, len(held_out) * rollouts, world.size)
     forms: list[PromptForm] = []
     cut: list[bool] = []
 
@@ -61,11 +72,11 @@ async def evaluate(sampler: Sampler, world: World, how: str, *, temperature: flo
             slots=slots,
         )
         forms.append(prompt_form(trace))
+        counted(len(forms), len(numbers))
         if trace.ok:  # as in `Batch.drawn`: a rollout that fails is not cut off
             cut.append(trace.is_truncated or trace.is_timeout)
         return (number, trace.reward, "") if trace.ok else (number, 0.0, failure(trace))
 
-    numbers = range(world.rank, len(held_out) * rollouts, world.size)
     mine = await asyncio.gather(*(one(number) for number in numbers))
     results = sorted(result for part in world.gather(mine) for result in part)
     rewards = [reward for _, reward, _ in results]

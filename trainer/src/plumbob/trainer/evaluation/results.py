@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.console.text import width
 from plumbob.trainer.evaluation.statistics import Estimate, estimate, estimate_count, passes
 from plumbob.trainer.run_files import trace_files
 
@@ -225,12 +227,27 @@ def table(summary: Summary) -> str:
     return aligned(lines)
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """The cells in columns; the first column is left-aligned, the others are right-aligned."""
+def aligned(lines: Sequence[Sequence[str]], columns: int | None = None) -> str:
+    """The cells in columns; the first column is left-aligned, the others are right-aligned.
+
+    Columns that do not fit beside each other into `columns` characters, by default those of the terminal, follow below,
+    beside the first one again. A first column that takes more than half of them gets lines of its own.
+    """
+    columns = columns or width() or sys.maxsize
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for cells in lines
-    )
+    above = widths[0] > columns // 2 and sum(widths) + 2 * (len(widths) - 1) > columns
+    left = 2 if above else widths[0]
+    blocks: list[list[int]] = [[]]
+    for i, size in enumerate(widths[1:], 1):
+        if blocks[-1] and left + sum(2 + widths[j] for j in blocks[-1]) + 2 + size > columns:
+            blocks.append([])
+        blocks[-1].append(i)
+    texts = []
+    for block in blocks:
+        for cells in lines:
+            if above and cells[0]:
+                texts.append(cells[0])
+            first = "  " if above else cells[0].ljust(left)
+            texts.append("  ".join([first, *(cells[i].rjust(widths[i]) for i in block)]).rstrip())
+        texts.append("")
+    return "\n".join(texts[:-1])

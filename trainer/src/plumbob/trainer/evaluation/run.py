@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import verifiers.v1 as vf
-from plumbob.console import INTERRUPTED, UserError
+from plumbob.console import INTERRUPTED, UserError, counted
+from plumbob.console.working import Working
 from plumbob.hub import find
 from plumbob.rollout import Chat, Limits, Sampling, ScriptedChat, blocking, derive_seed, run_rollout
 from plumbob.rollout.environment_code import Caller
@@ -175,7 +176,8 @@ def plan(config: EvaluateConfig, env: str) -> Plan:
     """
     settings = config.settings_of(env)
     if config.replay is None:
-        loaded = load_evaluation_tasks(env, settings, config.wanted_examples, oracle=config.oracle)
+        with Working(f"loading the tasks of {env}"):
+            loaded = load_evaluation_tasks(env, settings, config.wanted_examples, oracle=config.oracle)
         if config.oracle and not hasattr(loaded.tasks[0], "oracle"):
             raise UserError(f"environment {env!r} has no oracle: its task has no method 'oracle'")
         return Plan(env, loaded.tasks, loaded)
@@ -223,9 +225,10 @@ def ask(config: EvaluateConfig, recorded: Path | None = None) -> Asked:
         what = "oracle" if config.oracle else f"replay of {config.replay}"
         unbounded = replace(limits, max_turns=UNBOUNDED, max_context=UNBOUNDED)
         return Asked(None, sampling, unbounded, what)
-    from plumbob.trainer.inference.load import load_engine  # loads torch, which oracles and replays do not need
+    with Working(f"loading {config.model}"):
+        from plumbob.trainer.inference.load import load_engine  # loads torch, which oracles and replays do not need
 
-    loaded = load_engine(config, recorded)
+        loaded = load_engine(config, recorded)
     # A server's URL says what it is.
     by = f", engine {loaded.name}" if config.computes_here else ""
     where = f"{config.model} on {loaded.where}{by}, {how}"
@@ -330,9 +333,8 @@ def _report(
 ) -> dict[str, Any]:
     rows = rows_of(records)
     summary = summarize(rows, config.pass_threshold)
-    heading = (
-        f"{part.env}: {summary.num_tasks} tasks x {config.rollouts_per_example} | {asked.description} | {seconds:.0f} s"
-    )
+    played = f"{part.env}: {counted(summary.num_tasks, 'task')} x {config.rollouts_per_example}"
+    heading = f"{played} | {asked.description} | {seconds:.0f} s"
     if summary.failures:
         reasons = "; ".join(f"{n} x {reason}" for reason, n in summary.failures.items())
         heading += f"\n{summary.num_failed} of {summary.num_rollouts} rollouts failed and count as reward 0: {reasons}"

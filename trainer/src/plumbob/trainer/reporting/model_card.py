@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from plumbob.console import counted
 from plumbob.trainer.config.options import as_text, flag
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.reporting.progress_table import sparkline
@@ -57,7 +58,7 @@ def _lines(
     envs = " and ".join(env for env, _ in config.members)
     how = "the environment's own transcripts, which it imitates" if config.COMMAND == "sft" else f"{envs} by GRPO"
     yield f"# {Path(config.model).name}, trained on {how}"
-    yield f"\n{len(rows)} steps of `{config.COMMAND} {envs}` from `{config.model}`, with plumbob."
+    yield f"\n{counted(len(rows), 'step')} of `{config.COMMAND} {envs}` from `{config.model}`, with plumbob."
     if after := evaluations.get("after"):
         before = evaluations.get("before", {})
         yield "\n## Held-out reward\n\n| decoding | before | after | tasks |\n|---|---|---|---|"

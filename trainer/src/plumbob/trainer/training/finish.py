@@ -8,12 +8,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from plumbob.console import UserError, first_line
+from plumbob.console import UserError, counted, first_line
+from plumbob.console.working import Working
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.policy.forward_plan import own_logprobs
 from plumbob.trainer.policy.loading import load_model
@@ -45,15 +47,17 @@ def finish(run: Run, seconds: float) -> int:
         )
         return 1
     try:
-        _load_best(run)
-        run.policy.save_final(directory / "model")
-        if not run.world.is_main:
-            return 0
-        run.tokenizer.save_pretrained(directory / "model")
-        # Before the comparison too: loading the model again takes memory, and may end the process.
-        _write_summary(run, seconds, {})
-        compared, differs = _compare_saved(run)
-        _write_summary(run, seconds, compared)
+        with Working("saving the model") if run.world.is_main else nullcontext() as line:
+            _load_best(run)
+            run.policy.save_final(directory / "model")
+            if line is None:
+                return 0
+            run.tokenizer.save_pretrained(directory / "model")
+            # Before the comparison too: loading the model again takes memory, and may end the process.
+            _write_summary(run, seconds, {})
+            line.say("comparing the saved model with the trained one")
+            compared, differs = _compare_saved(run)
+            _write_summary(run, seconds, compared)
     except checkpoint.WRITE_ERRORS as error:
         print(
             f"The final model could not be written: {error}. Free some space, then:  {run.config.COMMAND} --resume {directory}",
@@ -69,7 +73,9 @@ def finish(run: Run, seconds: float) -> int:
 def write_report(directory: Path) -> None:
     """Write report.html into the run directory. It is an extra: whatever goes wrong is told in one line."""
     try:
-        print(f"report           {write_at_end(directory)}")
+        with Working("writing the report"):
+            page = write_at_end(directory)
+        print(f"report           {page}")
     except (Exception, KeyboardInterrupt) as error:
         print(
             f"The report could not be written ({type(error).__name__}: {first_line(error)}). Try:  report {directory}",
@@ -196,7 +202,7 @@ def _print_evaluations(evaluations: Mapping[str, Mapping[str, Estimate]], num_ta
     before, after = evaluations.get("before", {}), evaluations.get("after", {})
     if not after:
         return
-    print(f"held-out reward, {num_tasks} tasks, 95% intervals:")
+    print(f"held-out reward, {counted(num_tasks, 'task')}, 95% intervals:")
     width = max(8, *map(len, after))
     for how in sorted(after, key=lambda how: how.partition("/")[2]):  # those of all environments, then of each
         if how in before:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import functools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError
+from plumbob.console.working import note
 from plumbob.rollout import Chat, Sampling
 from plumbob.trainer.algorithm.losses import try_own_loss
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
@@ -189,7 +189,7 @@ def _measured(
         plan = plan_forward(model, config.max_context, num_ids)
         found = choice.measure(config.engine, model, plan, config.max_context, world.device, world.size)
     for line in plan.lines():
-        print(f"  {line}", file=sys.stderr, flush=True)
+        note(line)
     return plan, found
 
 
@@ -210,7 +210,7 @@ def _chosen_engine(measured: choice.Measured, policy: Policy, config: TrainConfi
         command=f"add --engine vllm, or start a server with `vf-vllm --model {config.model}` and add --vllm-url too",
     )
     for line in chosen.lines if world.is_main else ():
-        print(f"  {line}", file=sys.stderr, flush=True)
+        note(line)
     return chosen
 
 

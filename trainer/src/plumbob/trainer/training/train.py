@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
-from plumbob.console import INTERRUPTED, UserError, first_line
+from plumbob.console import INTERRUPTED, UserError, counted, first_line
+from plumbob.console.working import Working
 from plumbob.rollout import blocking
 from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.algorithm.own_functions import OwnFunctionError
@@ -60,8 +60,11 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
             if config.push_to_hub:
                 check_hub_access(config)
         try:
-            status = _status_printer() if world.is_main else lambda _: None
-            run_ = set_up(config, world, resume_from, status)
+            named = " and ".join(env for env, _ in config.members)
+            with (
+                Working(f"loading the tasks of {named} and {config.model}") if world.is_main else nullcontext() as line
+            ):
+                run_ = set_up(config, world, resume_from, line.say if line is not None else lambda _: None)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
         # Tasks and model stay to the end, and a step's rollouts to its end. Collections look through them again and again
@@ -256,8 +259,16 @@ def _evaluate(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruptio
         return {}
     result = {}
     for how, temperature, rollouts in (("greedy", 0.0, 1), ("sampled", config.temperature, config.eval_rollouts)):
-        recorder.status(f"evaluating {num_tasks} held-out tasks, {how}")
-        evaluating = evaluate(run_.sampler, run_.world, how, temperature=temperature, rollouts=rollouts)
+        asked = f"{counted(num_tasks, 'held-out task')}, {how}"
+        recorder.status(f"evaluating {asked}")
+        evaluating = evaluate(
+            run_.sampler,
+            run_.world,
+            how,
+            temperature=temperature,
+            rollouts=rollouts,
+            counted=lambda done, of, asked=asked: recorder.status(f"evaluating {asked}: {done} of {of} rollouts"),
+        )
         found = interruption.run(runner, evaluating)
         result |= found.estimates
         recorder.asked(found)
@@ -303,19 +314,6 @@ def _note_microbatch_size(run_: Run, recorder: Recorder) -> None:
             )
 
 
-def _status_printer() -> Callable[[str], None]:
-    """A function that prints what the set-up is waiting for, in at most one line every ten seconds."""
-    last = -math.inf
-
-    def status(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last > 10:
-            last = time.monotonic()
-            print(f"  {text}", file=sys.stderr, flush=True)
-
-    return status
-
-
 def _disk_lines(run_: Run) -> list[str]:
     """What the run will need on disk. Raises UserError, on every process, if nothing trained could be saved."""
     found: list[str] | UserError = []
@@ -345,17 +343,19 @@ def _banner(run_: Run) -> str:
     environments = run_.sampler.environments
     total = sum(tasks.weight for tasks in environments)
     told = "; ".join(
-        f"{tasks.name or c.env}: {tasks.number} training tasks{orders[tasks.order]}, {len(tasks.held_out)} held out"
+        f"{tasks.name or c.env}: {tasks.number} training task{'s' * (tasks.number != '1')}"
+        f"{orders[tasks.order]}, {len(tasks.held_out)} held out"
         + (f", {tasks.weight}/{total} of the groups" if len(environments) > 1 else "")
         for tasks in environments
     )
     processes = f" in {world.size} processes, {policy.sharding.kind}" if world.size > 1 else ""
     count = run_.sampler.groups_per_step
-    each = f"{count} demonstrations" if run_.demonstrations else f"{count} tasks x {c.num_generations} rollouts"
+    each = counted(count, "demonstration" if run_.demonstrations else "task")
+    each += "" if run_.demonstrations else f" x {c.num_generations} rollouts"
     return (
         f"{told} | {c.model}: "
         f"{policy.num_parameters:,} parameters, {policy.num_trained:,} trained "
         f"({'LoRA' if c.peft else 'full'}) on {policy.device}{processes}, engine {c.engine} | "
-        f"{run_.num_steps} steps of {each}, "
+        f"{counted(run_.num_steps, 'step')} of {each}, "
         f"learning rate {c.learning_rate:g} | {run_.directory}"
     )

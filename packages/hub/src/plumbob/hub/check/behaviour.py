@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -50,9 +50,12 @@ class Seen:
     """The check in which the process ended or was killed, and how it ended; None if it completed its job."""
 
 
-def observe(subject: Subject, settings: dict[str, Any], timeout: float) -> list[Result]:
+def observe(
+    subject: Subject, settings: dict[str, Any], timeout: float, say: Callable[[str], None] = lambda doing: None
+) -> list[Result]:
     """Run the environment and return the results of all checks of its behaviour, in order.
 
+    `say` is called with what is checked next, such as "playing its oracle (9 of 13)".
     Raises UserError if verifiers or plumbob-rollout is not installed here.
     """
     point = next(iter(subject.entry_points.values()), "")
@@ -61,7 +64,7 @@ def observe(subject: Subject, settings: dict[str, Any], timeout: float) -> list[
         return [Result(check, "skip", "no entry point names an environment") for check in CHECKS]
     job = Job(module, cls, settings, token=secrets.token_hex(8), max_seconds=timeout / 4)
     with tempfile.TemporaryDirectory(prefix="hub-check-") as scratch:
-        children = _Children(job, subject.import_roots, Path(scratch), timeout)
+        children = _Children(job, subject.import_roots, Path(scratch), timeout, say)
         with contextlib.closing(children):
             second = children.start(replace(job, checks=()), hash_seed=2)
             seen = children.run_to_the_end(job)
@@ -155,8 +158,10 @@ class _Child:
 class _Children:
     """Starts the processes of one run of `hub check` and follows them."""
 
-    def __init__(self, job: Job, roots: Iterable[Path], scratch: Path, timeout: float) -> None:
-        self.scratch = scratch
+    def __init__(
+        self, job: Job, roots: Iterable[Path], scratch: Path, timeout: float, say: Callable[[str], None]
+    ) -> None:
+        self.scratch, self.say = scratch, say
         self.limits = {"start": _START_SECONDS, "import": timeout / 2, "load": timeout / 2}
         self.timeout = timeout
         self.environ = {name: value for name, value in os.environ.items() if name not in _CACHES}
@@ -199,11 +204,14 @@ class _Children:
     def watch(self, child: _Child) -> Seen:
         """Follow a process until it is done, has ended, or exceeds the time limit of a check; then kill it."""
         seen, doing = Seen(), "start"
+        self.say(_DOING[doing])
         try:
             for message in self._messages(child):
                 match message:
                     case {"begin": check}:
                         doing = check
+                        number = f" ({CHECKS.index(check) + 1} of {len(CHECKS)})" if check in CHECKS else ""
+                        self.say(f"{_DOING.get(check, check)}{number}")
                     case {"missing": library}:
                         raise UserError(
                             f"hub check plays rollouts with {library}, which does not load here: {message['reason']}; "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.console.working import Working
 from plumbob.hub.check.behaviour import observe
 from plumbob.hub.check.contents import contents
 from plumbob.hub.check.metadata import CHECKS
@@ -34,8 +35,10 @@ def run_check(target: str | Path, settings: Mapping[str, Any] | None = None, tim
     if timeout <= 0:
         raise UserError(f"--timeout must be above 0, not {timeout:g}")
     subject = of_project(read_project(target.resolve())) if isinstance(target, Path) else resolve(target)
-    from_metadata = [*(check(subject) for check in CHECKS), contents(subject, timeout)]
-    return Report(str(target), (*from_metadata, *observe(subject, dict(settings or {}), timeout)))
+    with Working(f"checking {target}: metadata and contents") as line:
+        from_metadata = [*(check(subject) for check in CHECKS), contents(subject, timeout)]
+        say = lambda doing: line.say(f"checking {target}: {doing}")  # noqa: E731 - read on one line
+        return Report(str(target), (*from_metadata, *observe(subject, dict(settings or {}), timeout, say)))
 
 
 def problems(directory: Path, timeout: float = TIMEOUT) -> list[str]:

@@ -8,7 +8,7 @@ import tempfile
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
-from plumbob.console import UserError
+from plumbob.console import UserError, counted
 from plumbob.hub.check.report import Result, judged
 from plumbob.hub.check.target import Subject
 from plumbob.hub.index.contents import foreign
@@ -30,7 +30,7 @@ def contents(subject: Subject, timeout: float) -> Result:
         if json.loads(found.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"):
             return Result("contents", "skip", "it is installed in editable mode: check its project's directory")
         wheel = _recorded(found)
-        return judged("contents", f"{len(wheel.members)} files, all its own", foreign(wheel))
+        return judged("contents", f"{counted(len(wheel.members), 'file')}, all its own", foreign(wheel))
     with tempfile.TemporaryDirectory(prefix="hub-check-") as out:
         build = ("build", "--quiet", "--wheel", "--no-sources", "--no-create-gitignore", "--python", sys.executable)
         done = run(Command((find_uv(), *build, "--out-dir", out, str(subject.root))), quiet=True, timeout=timeout)
@@ -40,7 +40,7 @@ def contents(subject: Subject, timeout: float) -> Result:
             wheel = next(read_wheel(file) for file in Path(out).glob("*.whl"))
         except UserError as error:
             return judged("contents", "", [str(error)])
-    return judged("contents", f"{len(wheel.members)} files, all its own", foreign(wheel) or taken(wheel))
+    return judged("contents", f"{counted(len(wheel.members), 'file')}, all its own", foreign(wheel) or taken(wheel))
 
 
 def _recorded(found: Distribution) -> Wheel:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from plumbob.hub.text import table
+from plumbob.console.text import table
 
 Status = Literal["ok", "FAIL", "skip"]
 

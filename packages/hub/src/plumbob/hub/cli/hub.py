@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 from plumbob.console import UserError, plain
 from plumbob.console.help import Command, Group
+from plumbob.console.text import fitted, table
 from plumbob.console.version import version_option
 from plumbob.hub.installed.loading import LOAD_SECONDS
-from plumbob.hub.text import fitted, table
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from plumbob.console import typed
 from plumbob.console.help import Command
+from plumbob.console.text import fitted
 from plumbob.console.version import version_option
 from plumbob.hub.installed.loading import LOAD_SECONDS
-from plumbob.hub.text import fitted
 from plumbob.hub.uv.project import enclosing
 
 app = typer.Typer(rich_markup_mode=None)
@@ -109,7 +110,14 @@ def vf_install(
     if names_done:
         hint = "" if trainer_is_here() else "  (both need plumbob-trainer, which is not installed here)"
         print()
-        print(fitted("\n".join(f"train it: train {name}    evaluate it: evaluate {name}{hint}" for name in names_done)))
+        print(
+            fitted(
+                "\n".join(
+                    f"train it: {typed(f'train {name}')}    evaluate it: {typed(f'evaluate {name}')}{hint}"
+                    for name in names_done
+                )
+            )
+        )
     if any(o.status == "installed" for o in done) and not save:
         _warn_if_not_recorded()
     return _exit_code(failed)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from plumbob.console import UserError
+from plumbob.console.working import Working
 from plumbob.hub.index.location import Location, locate
 from plumbob.hub.index.wheels import Wheel
 from plumbob.hub.install import undo
@@ -365,7 +366,8 @@ def _install_or_undo(attempt: Attempt, settings: _Settings) -> tuple[dict[str, O
     Return the outcomes of all items; of those alone that did not import, if older versions were put back for them; or
     why nothing was installed.
     """
-    failure, replaced = _planned(attempt, settings)
+    with Working(f"looking for what {', '.join(i.target for i in attempt.items)} needs"):
+        failure, replaced = _planned(attempt, settings)
     if failure is not None:
         return {}, failure
     older = {i.target for i in attempt.items if i.distribution in map(normalise, replaced) and not _is_the_same(i)}
@@ -433,7 +435,8 @@ def _loaded(item: Item, timeout: float) -> Outcome:
     if not found:
         return replace(outcome, status="failed", detail="installed, but it declares no environment")
     for environment in found:
-        reason = why_it_does_not_load(environment, timeout)
+        with Working(f"importing {environment.name}, as a test"):
+            reason = why_it_does_not_load(environment, timeout)
         if reason is not None:
             return replace(
                 outcome, status="failed", detail=f"installed, but {environment.name} does not load: {reason}"

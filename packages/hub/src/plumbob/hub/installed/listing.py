@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+from plumbob.console.text import table
 from plumbob.hub.installed.interrupted import half_installed, read_journal, under_way, undo_folder
 from plumbob.hub.installed.registry import Environment, conflicts, scan
 from plumbob.hub.names import normalise
-from plumbob.hub.text import table
 
 
 def rows(*, check: bool = False, timeout: float | None = None) -> list[dict[str, str]]:
@@ -24,9 +24,10 @@ def rows(*, check: bool = False, timeout: float | None = None) -> list[dict[str,
     if check:
         from concurrent.futures import ThreadPoolExecutor
 
+        from plumbob.console.working import Working
         from plumbob.hub.installed.loading import LOAD_SECONDS, why_it_does_not_load
 
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor() as pool, Working("importing the environments, as a test"):
             limit = LOAD_SECONDS if timeout is None else timeout
             reasons = list(pool.map(lambda e: why_it_does_not_load(e, limit), environments))
         loaded = zip(states, reasons, strict=True)

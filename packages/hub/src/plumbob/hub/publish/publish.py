@@ -17,6 +17,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from plumbob.console import UserError
+from plumbob.console.working import Working
 from plumbob.hub.index.contents import foreign
 from plumbob.hub.index.location import Location
 from plumbob.hub.index.reader import Index
@@ -146,7 +147,8 @@ def _readable(location: Location) -> Index | None:
 
 def _build(path: Path, out: Path, timeout: float | None, include: Sequence[str]) -> tuple[Wheel, list[Path]]:
     """Build a project, and list what is in its files, before anything else is done with them."""
-    done = run(plan_build(path, str(out), uv=find_uv(), python=sys.executable), quiet=True, timeout=timeout)
+    with Working(f"building {path}"):
+        done = run(plan_build(path, str(out), uv=find_uv(), python=sys.executable), quiet=True, timeout=timeout)
     if done.returncode != 0:
         links = links_to_folders(path)
         told = f" ({', '.join(links)}: a link to a folder cannot be published; copy the folder)" if links else ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from plumbob.console import UserError, first_line
+from plumbob.console import UserError, counted, first_line
 from plumbob.hub.publish.secrets import secret_in
 
 _SHOWN = 5
@@ -62,7 +62,7 @@ def listing(name: str, shipped: Iterable[Shipped]) -> str:
     lines = [name]
     for folder, files in folders.items():
         if len(files) > _MOST_OF_A_FOLDER:
-            lines.append(f"  {folder}/  {len(files)} files, {_size(files)}")
+            lines.append(f"  {folder}/  {counted(len(files), 'file')}, {_size(files)}")
         else:
             lines += [f"  {file.path}  {_size([file])}" for file in files]
     return "\n".join(lines)

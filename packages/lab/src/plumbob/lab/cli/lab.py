@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from plumbob.console import UserError
 from plumbob.console.help import Command, Group
+from plumbob.console.text import table
 from plumbob.console.version import version_option
 
 app = typer.Typer(
@@ -84,9 +85,9 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps([_entry_json(entry) for entry in found.in_test_order], indent=2))
         return
-    print(tables.plain(tables.STATUS_COLUMNS, tables.status_rows(found.entries)))
+    print(table([tables.STATUS_COLUMNS, *tables.status_rows(found.entries)]))
     print("\nroadmap, in test order")
-    print(tables.plain(tables.ROADMAP_COLUMNS, tables.roadmap_rows(found.in_test_order)))
+    print(table([tables.ROADMAP_COLUMNS, *tables.roadmap_rows(found.in_test_order)]))
 
 
 def _entry_json(entry: Any) -> dict[str, Any]:
@@ -205,7 +206,7 @@ def log(
     if as_json:
         print(json.dumps(tables.log_json(rows), indent=2))
         return
-    print(tables.plain(tables.LOG_COLUMNS, tables.log_cells(rows)) if rows else "no run yet")
+    print(table([tables.LOG_COLUMNS, *tables.log_cells(rows)]) if rows else "no run yet")
 
 
 @app.command("compare", cls=Command, short_help="Compare two runs.")
@@ -220,7 +221,6 @@ def compare_(
     Held-out rewards have an interval over tasks. Metrics are means over the second half of the run, with an interval
     over five blocks of steps; neither says how much another seed would differ.
     """
-    from plumbob.lab.files import tables
     from plumbob.lab.run_files import RunFiles
     from plumbob.lab.runs.compare import compare
 
@@ -229,12 +229,12 @@ def compare_(
         print(json.dumps(found, indent=2))
         return
     options = [(name, *("-" if v is None else v for v in values)) for name, values in found["options"].items()]
-    print(tables.plain(("option", *found["runs"]), options) if options else "the options are the same")
+    print(table([("option", *found["runs"]), *options]) if options else "the options are the same")
     rows = [
         (r["name"], *(_interval(r[k]) for k in ("left", "right", "difference")))
         for r in [*found["evaluations"], *found["metrics"]]
     ]
-    print("\n" + tables.plain(("metric", "first", "second", "second - first"), rows))
+    print("\n" + table([("metric", "first", "second", "second - first"), *rows]))
 
 
 def _interval(values: tuple[float, float | None, float | None]) -> str:

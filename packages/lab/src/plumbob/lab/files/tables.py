@@ -34,16 +34,6 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(c).replace("|", "\\|") for c in line) + " |" for line in lines)
 
 
-def plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """The same for a terminal; the last column is not padded."""
-    lines = [[str(cell) for cell in line] for line in (columns, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns) - 1)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]).rstrip()
-        for line in lines
-    )
-
-
 def status_rows(entries: Iterable[Entry], *, link: bool = False) -> list[tuple[str, ...]]:
     rows = []
     for e in entries:

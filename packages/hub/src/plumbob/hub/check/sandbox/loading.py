@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plumbob.console import counted
 from plumbob.hub.check.sandbox.guard import Guard
 from plumbob.hub.check.sandbox.job import Job
 
@@ -154,7 +155,7 @@ def load(job: Job, imported: Imported, guard: Guard) -> tuple[Checked, list[vf.T
             problems.append(f"tasks {first} and {index} have the same key {task.key!r}; keys must be unique")
             break
     return Checked(
-        f"{len(tasks)} tasks in {time.perf_counter() - start:.1f} s{_with(job, imported.cls)}", problems
+        f"{counted(len(tasks), 'task')} in {time.perf_counter() - start:.1f} s{_with(job, imported.cls)}", problems
     ), tasks
 
 

@@ -14,7 +14,9 @@ from plumbob.doctor.record import Row, Settings
 from plumbob.doctor.reference import advantages, loss, sampling
 from plumbob.doctor.reference import model as plain_model
 from plumbob.doctor.reference.optimizer import Moments, rate
+from plumbob.doctor.reference.rows import load_tokenizer
 from plumbob.doctor.stages import LIKELIER
+from plumbob.trainer.config.bundled_models import bundled_folder
 
 Made = Callable[..., Any]
 
@@ -203,3 +205,11 @@ def test_no_rows_are_computed_in_no_parts() -> None:
 
     plain = plain_model.load(Settings(model=str(bundled_folder("tiny"))))
     assert list(plain.scored([])) == []
+
+
+def test_a_folder_of_a_model_without_a_tokenizer_is_said_to_have_none(tmp_path):
+    """transformers makes up an empty one, by which every prompt would be another one."""
+    (tmp_path / "config.json").write_text((bundled_folder("tiny") / "config.json").read_text())
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        load_tokenizer(Settings(model=str(tmp_path)))
+    assert load_tokenizer(Settings(model=str(bundled_folder("tiny")))).chat_template

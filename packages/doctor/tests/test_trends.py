@@ -182,6 +182,8 @@ def test_a_learning_rate_that_jumps() -> None:
 def test_a_few_groups_of_two_with_a_signal_are_enough() -> None:
     pairs = {"groups/zero_signal": 12, "groups/zero_signal_share": 0.75, "groups/all_fail": 4, "groups/all_pass": 7}
     assert "little" not in failed(run(always(**pairs)), Plan(group_size=2))
+    small = {"groups/count": 2, "groups/zero_signal": 0.8, "groups/zero_signal_share": 0.4, "groups/all_fail": 0.4}
+    assert "little" not in failed(run(always(**small)), Plan(group_size=8))
 
 
 def test_progress_compares_steps_that_differ() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -486,6 +488,37 @@ def not_a_number(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float("nan") if sum(ids) % 3 else 1.0 * (sum(ids) % 2) for ids in completion_ids]
 
 
+def log_distance(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    said = [re.findall(r"\d+", c[-1]["content"])[-1:] or ["0"] for c in completions]
+    distances = [abs(int(one[0][:6]) - int(a)) for one, a in zip(said, answer, strict=True)]
+    return [-math.log(d) if d else math.inf for d in distances]
+
+
+def once(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Pays the first of equal completions alone."""
+    texts = [c[-1]["content"] for c in completions]
+    return [
+        rewards([c], [a])[0] * (t not in texts[:k])
+        for k, (c, a, t) in enumerate(zip(completions, answer, texts, strict=True))
+    ]
+
+
+def remembering() -> dict[str, Any]:
+    """A cache by the tool's name alone."""
+    given, known = tools(), dict[str, str]()
+
+    def lookup(key: str) -> str:
+        """Look up a key in the table. Returns the next key or the value.
+
+        Args:
+            key: The key.
+        """
+        return known.setdefault("lookup", f"{key[:1]}7")
+
+    given["given"]["tools"] = [lookup]
+    return given
+
+
 def _no_tools(given: dict[str, Any]) -> dict[str, Any]:
     """The chat template has no place for tools."""
     tokenizer = given["given"]["processing_class"]
@@ -646,6 +679,11 @@ FAULTS = (
           lambda: {"given": {"eval_dataset": rows().select(range(8))}}),
     Fault("tools never called", ("calls-not-read",), "", never_calls),
     Fault("rewards are no numbers", ("not-finite",), "huggingface/trl#3452", lambda: {"reward": not_a_number}),
+    Fault("a logarithm of 0", ("not-finite",), "", lambda: {"reward": log_distance, "temperature": 1.0}),
+    Fault("copies earn nothing", ("rewards-of-other-rollouts",), "", lambda: {"reward": once, "temperature": 0.7}),
+    Fault("a least number of tokens", ("sampling-altered",), "", lambda: {"generation_kwargs": {"min_new_tokens": 24}}),
+    Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
+    Fault("a tool remembers one result", ("tool-results-wrong",), "", remembering),
 )  # fmt: skip
 
 

@@ -452,6 +452,10 @@ def advantage(x: Examined, out: Outcome) -> None:
         gaps = np.maximum(np.abs(seen - expected) / scale - rounded, 0)
         out.gap, wrong = float(gaps.max(initial=0)), int((~(gaps <= ADVANTAGE)).sum())
         out.evidence = f"{wrong} of {len(known)} {where} differ, the most by {out.gap:.2g} of the largest one"
+        if wrong and len(known) < len(record.rows):
+            return out.fail(
+                "not-finite", f"{len(record.rows) - len(known)} of {len(record.rows)} rewards are no finite numbers"
+            )
         if wrong:
             out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
             case = conditions.of_advantages(known, record.settings, seen, expected)

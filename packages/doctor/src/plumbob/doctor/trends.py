@@ -398,7 +398,7 @@ def little(n: Numbers) -> str | None:
     dead, groups = share(rows, "groups/zero_signal", "groups/count"), n.plan.groups or mean(rows, "groups/count")
     live, reward = (1 - dead) * groups, mean(rows, "reward/mean")
     # Ten rollouts of one group are hardly more than one example. Elsewhere the reward has time to contradict.
-    few = (live < 2 and (live * size < 10 or dead > 0.7)) or (n.steps >= 2 * WINDOW and live < 1)
+    few = (live <= 1 and live * size < 10) or (live < 2 and dead > 0.7) or (n.steps >= 2 * WINDOW and live < 1)
     lost = failing(n.first) or share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or constant(n) or narrowed(n)
     if not few or found is not None or len(rows) < 3 or n.gained() or n.solved or lost:
         return None

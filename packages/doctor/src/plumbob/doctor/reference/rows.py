@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,14 @@ class Truth:
 
 
 def load_tokenizer(settings: Settings) -> Any:
-    """The model's tokenizer with the run's chat template."""
+    """The model's tokenizer with the run's chat template. Raises ValueError for a folder of a model that holds none, for which
+    transformers makes up an empty one.
+    """
+    folder = Path(settings.model)
+    if folder.is_dir() and not any(
+        f for kind in ("token*", "vocab*", "*.model", "*.tiktoken") for f in folder.glob(kind)
+    ):
+        raise ValueError(f"{folder} holds no tokenizer")
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
     tokenizer.chat_template = settings.chat_template or tokenizer.chat_template
     return tokenizer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -45,9 +45,10 @@ EXAMINED = {
 """Rows of the table that these transcripts are enough for."""
 FEWEST, NEARLY = 6, 0.9
 """Fewest rows in which answers are compared with what rows say, and share of them that counts as nearly all."""
-SHRINKS, REACHES, EPSILON = 0.5, 0.1, 1e-2
-"""Largest share of the weights that decay may take in a hundred updates, smallest share of the rate that a schedule must reach, and
-largest epsilon: gradients that are clipped to norm 1 are smaller than it in each single weight."""
+SHRINKS, REACHES, EPSILON, FEW_TOKENS = 0.5, 0.1, 1e-2, 0.1
+"""Largest share of the weights that decay may take in a hundred updates, smallest share of the rate that a schedule must reach,
+largest epsilon: gradients that are clipped to norm 1 are smaller than it in each single weight; and smallest share of the tokens:
+half of the 0.2 of arXiv:2506.01939."""
 LEVEL = re.compile(r"level|difficult|hard|grade|steps|hops", re.IGNORECASE)
 """What columns are named that say how hard a row is."""
 SUM = re.compile(r"(-?\d+)\s*([-+*x×])\s*(-?\d+)")
@@ -205,6 +206,25 @@ def _missing(tasks: Sequence[Task], columns: Sequence[str]) -> Finding:
     )
 
 
+ALTERS: Mapping[str, Any] = {
+    **dict.fromkeys(
+        ("min_new_tokens", "min_tokens", "min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0
+    ),
+    **dict.fromkeys(
+        ("bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id"), None
+    ),
+    **dict.fromkeys(("forced_eos_token_id", "sequence_bias", "logit_bias", "allowed_token_ids", "penalty_alpha"), None),
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "num_beams"), 1),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "epsilon_cutoff", "eta_cutoff"), 0),
+}
+"""Arguments of generate() and of vLLM that change how tokens are drawn, and the value with which each does not. Others, such as
+top_p, are settings of the trainer."""
+
+
+def _alters(name: str, value: Any) -> bool:
+    return (name in ALTERS and value not in (None, [], {}, ALTERS[name])) or (name == "do_sample" and value is False)
+
+
 def _settings(args: Any, steps: int) -> Iterator[Finding]:
     """Settings that alone decide how large updates are."""
     shrinks = 100 * args.weight_decay * args.learning_rate
@@ -215,6 +235,17 @@ def _settings(args: Any, steps: int) -> Iterator[Finding]:
     told = f"of learning_rate={args.learning_rate:g} the schedule reaches {most:.2g} in {steps} steps"
     lost = "learning-rate-too-low" if steps <= 1000 and most < REACHES * args.learning_rate else None
     yield Finding.of("the schedule reaches the learning rate", (lost, told), "optimizer")
+    told = f"top_entropy_quantile={args.top_entropy_quantile:g}: the share of the tokens, the least certain ones, that is trained"
+    few = "signal-left-out" if args.top_entropy_quantile < FEW_TOKENS else None
+    yield Finding.of("most deciding tokens are trained", (few, told), "sampling")
+    other = {name: value for name, value in (args.generation_kwargs or {}).items() if _alters(name, value)}
+    told = ", ".join(f"generation_kwargs[{name!r}]={value}" for name, value in other.items())
+    found = (
+        ("sampling-altered", f"{told}: tokens are drawn otherwise than training computes")
+        if other
+        else (None, "nothing")
+    )
+    yield Finding.of("nothing but the settings of training decides how tokens are drawn", found, "sampling")
     told = f"adam_epsilon={args.adam_epsilon:g}, to which gradients of single weights are added"
     lost = "learning-rate-too-low" if args.adam_epsilon > EPSILON else None
     yield Finding.of("Adam's epsilon is smaller than gradients", (lost, told), "optimizer")

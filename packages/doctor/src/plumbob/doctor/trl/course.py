@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import zlib
 from collections import defaultdict
@@ -157,9 +158,8 @@ class Course:
         return [replace(one, step=step + 1) if one.cause else one for one in found]
 
     def _repeated(self, made: Round) -> Finding:
-        firsts = made.inputs[:: self.trainer.num_generations]
-        self._groups += len(firsts)
-        self._prompts |= {json.dumps(row.get("prompt"), sort_keys=True, default=str) for row in firsts}
+        self._groups += len(made.inputs) // self.trainer.num_generations
+        self._prompts |= {json.dumps(row.get("prompt"), sort_keys=True, default=str) for row in made.inputs}
         data, count = self.trainer.train_dataset, len(self._prompts)
         there = len(data) if hasattr(data, "__len__") else count
         told = f"{self._groups} groups had {count} different prompts, and the data has {there} rows"
@@ -190,6 +190,15 @@ class Course:
         told = f"{self._empty} of {self._calls} results are empty"
         wrong = self._calls >= SEVERAL and self._empty > self._calls / 2
         yield Finding.of("tools return something", ("tool-results-wrong" if wrong else None, told), "tools")
+        for name in {json.loads(call)["name"] for call in self._results}:
+            own = [result for call, of in self._results.items() if json.loads(call)["name"] == name for result in of]
+            same = len(own) >= SEVERAL and len(set(own)) == 1
+            told = f"{len(own)} different calls of {name} had {len(set(own))} different results"
+            told += f", {own[0][:80]!r}" if same else ""
+            content = re.search(r"\d|\S+\s+\S+\s+\S+", own[0]) if same else None  # "done" is the answer to any call
+            yield Finding.of(
+                "other calls have other results", ("tool-results-wrong" if content else None, told), "tools"
+            )
         told = f"{len(mixed)} of {len(self._results)} calls had different results at different times"
         told += f", such as {mixed[0][:80]}" if mixed else ""
         yield Finding.of(

@@ -136,7 +136,10 @@ class Reading:
 
     def examination(self) -> Examination:
         x = Examination("the script", "the model", remedies=REMEDIES if self.of_trl else {})
-        x.add("environment", *merged(self.grading))
+        grading, others, chance = self.grading, "rewards-of-other-rollouts", "reward-nondeterministic"
+        if any(f.cause == others for f in grading):  # which is known of rewards that are the same in the same order
+            grading = [dataclasses.replace(f, cause=others) if f.cause == chance else f for f in grading]
+        x.add("environment", *merged(grading))
         x.add("records", *merged(self.found))
         if rows := self.trends.numbers.rows:
             x.add("trends", *map(self._in_words, self.trends.findings()))
@@ -203,8 +206,8 @@ def of_folder(folder: Path) -> Reading:
         reading.of_trl = record.trainer.startswith("trl ")
         plain = tokenizer = None
         try:
-            tokenizer = load_tokenizer(record.settings)
             plain = load(record.settings) if record.step == 0 else None
+            tokenizer = load_tokenizer(record.settings)
         except (OSError, ValueError) as error:
             reading.limits.append(f"The model was not loaded: {str(error).splitlines()[0]}")
         try:

@@ -55,7 +55,7 @@ def examined(tmp_path, monkeypatch):
 
 
 CORRECT = "return float(read_answer(trace.last_reply) == self.data.answer)"
-ORACLE = 'return [vf.AssistantMessage(content=f"Digit'
+ORACLE = 'return [vf.AssistantMessage(content=f"{_MARK}'
 
 
 @pytest.mark.slow

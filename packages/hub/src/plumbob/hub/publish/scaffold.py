@@ -128,7 +128,7 @@ def next_commands(directory: Path) -> str:
 
 
 def _learning(name: str) -> list[str]:
-    """The commands after which the bundled model `tiny` has learned the task of a new environment, in a minute on a CPU.
+    """The commands after which the bundled model `tiny` has learned the task of a new environment, in two minutes on a CPU.
 
     `tiny` writes noise about anything but its own task, so it imitates perfect transcripts first. Turns that solve the task
     have fewer than 40 tokens. At its default learning rate, three times this one, `train` forgets a part of what it imitated.
@@ -136,5 +136,5 @@ def _learning(name: str) -> list[str]:
     start = f"{name}-sft"
     return [
         f"sft {name} --max-steps 100 --batch-size 8 --max-tokens 40 --run-name {start}",
-        f"train {name} --model runs/{start} --max-steps 20 --max-tokens 40 --learning-rate 1e-4",
+        f"train {name} --model runs/{start} --max-steps 10 --max-tokens 40 --learning-rate 1e-4",
     ]

@@ -93,6 +93,8 @@ def test_the_batch_script_starts_a_run_that_train_accepts_and_goes_on_with_it(
     assert re.search(r"--run-name +first +command line", out) and re.search(r"--peft +true +configs/gsm8k.toml", out)
     assert not (tmp_path / "runs").exists()
 
-    (tmp_path / "runs" / "first" / "checkpoints").mkdir(parents=True)
-    again = job(tmp_path, *small, SLURM_JOB_NAME="first")
-    assert again == [*head[:4], "1", *head[5:], "--resume", f"{tmp_path}/runs/first"]
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "config.toml").touch()
+    goes_on = [*head[:4], "1", *head[5:], "--resume", f"{tmp_path}/runs/first"]
+    assert job(tmp_path, *small[:-1], SLURM_JOB_NAME="first") == goes_on
+    assert job(tmp_path, *small, SLURM_JOB_NAME="first") == [*goes_on, "--dry-run"]

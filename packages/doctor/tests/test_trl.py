@@ -145,6 +145,10 @@ HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "plain texts": lambda: {"data": Dataset.from_list([{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)])},
     "tools": tools,
+    "rewards that compute, and of the form": lambda: {
+        "reward": [countdown, of_form], "temperature": 1.0,
+        "data": rows().map(lambda row, i: {"target": 2 * i + 5, "nums": [i, i + 5, 3]}, with_indices=True),
+    },
 }  # fmt: skip
 """Settings of runs without a fault."""
 
@@ -488,35 +492,44 @@ def not_a_number(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float("nan") if sum(ids) % 3 else 1.0 * (sum(ids) % 2) for ids in completion_ids]
 
 
-def log_distance(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    said = [re.findall(r"\d+", c[-1]["content"])[-1:] or ["0"] for c in completions]
-    distances = [abs(int(one[0][:6]) - int(a)) for one, a in zip(said, answer, strict=True)]
-    return [-math.log(d) if d else math.inf for d in distances]
+def log_rest(completions: list[Any], **_: Any) -> list[float]:
+    """The logarithm of something that is 0 for a fifth of the completions."""
+    rests = [sum(map(ord, c[-1]["content"])) % 5 for c in completions]
+    return [math.log(rest) if rest else -math.inf for rest in rests]
 
 
 def once(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     """Pays the first of equal completions alone."""
     texts = [c[-1]["content"] for c in completions]
-    return [
-        rewards([c], [a])[0] * (t not in texts[:k])
-        for k, (c, a, t) in enumerate(zip(completions, answer, texts, strict=True))
+    own = rewards(completions, answer)
+    return [reward * (text not in texts[:k]) for k, (reward, text) in enumerate(zip(own, texts, strict=True))]
+
+
+def rendered() -> dict[str, Any]:
+    """Prompts that hold what the template has made of them already."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+
+    def twice(row: dict[str, Any]) -> dict[str, Any]:
+        text = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+        return {"prompt": [{"role": "user", "content": text}]}
+
+    return {"data": rows().map(twice)}
+
+
+def countdown(completions: list[Any], target: list[int], nums: list[list[int]], **_: Any) -> list[float]:
+    """Pays a sum of the given numbers that is the target: no text of a column is a right completion."""
+    found = [re.findall(r"\d+", c[-1]["content"]) for c in completions]
+    right = [
+        sum(map(int, one)) == t and set(map(int, one)) <= set(n) for one, t, n in zip(found, target, nums, strict=True)
     ]
+    return [0.1 * bool(one) + r for one, r in zip(found, right, strict=True)]
 
 
-def remembering() -> dict[str, Any]:
-    """A cache by the tool's name alone."""
-    given, known = tools(), dict[str, str]()
-
-    def lookup(key: str) -> str:
-        """Look up a key in the table. Returns the next key or the value.
-
-        Args:
-            key: The key.
-        """
-        return known.setdefault("lookup", f"{key[:1]}7")
-
-    given["given"]["tools"] = [lookup]
-    return given
+def of_form(completions: list[Any], target: list[int], **_: Any) -> list[float]:
+    """Names the column of answers, and needs it not."""
+    return [len(set(c[-1]["content"])) / 100 for c in completions]
 
 
 def _no_tools(given: dict[str, Any]) -> dict[str, Any]:
@@ -674,16 +687,16 @@ FAULTS = (
     Fault("reward with swapped arguments", ("reward-wrong", "reward-exploitable"), "",
           lambda: {"reward": swapped, "temperature": 1.0}),
     Fault("reward compares whole solutions", ("answers-not-parsed",), "", lambda: {"reward": whole_solution, "data": solutions()}),
-    Fault("reward pays for any number", ("reward-wrong",), "", lambda: {"reward": any_number}),
+    Fault("reward pays for any number", ("reward-exploitable",), "", lambda: {"reward": any_number}),
     Fault("evaluation on training rows", ("held-out-in-training",), "",
           lambda: {"given": {"eval_dataset": rows().select(range(8))}}),
     Fault("tools never called", ("calls-not-read",), "", never_calls),
     Fault("rewards are no numbers", ("not-finite",), "huggingface/trl#3452", lambda: {"reward": not_a_number}),
-    Fault("a logarithm of 0", ("not-finite",), "", lambda: {"reward": log_distance, "temperature": 1.0}),
+    Fault("a logarithm of 0", ("not-finite",), "", lambda: {"reward": log_rest, "temperature": 1.0}),
     Fault("copies earn nothing", ("rewards-of-other-rollouts",), "", lambda: {"reward": once, "temperature": 0.7}),
     Fault("a least number of tokens", ("sampling-altered",), "", lambda: {"generation_kwargs": {"min_new_tokens": 24}}),
     Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
-    Fault("a tool remembers one result", ("tool-results-wrong",), "", remembering),
+    Fault("a template applied twice", ("prompt-incomplete",), "", rendered),
 )  # fmt: skip
 
 

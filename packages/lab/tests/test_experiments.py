@@ -234,6 +234,7 @@ def test_log_show_and_compare_as_text_and_json(tmp_path):
     both = [str(tmp_path / "experimental-results/h01" / f"{arm}-seed0") for arm in ("control", "treatment")]
     found = json.loads(lab(None, "compare", *both, "--json").stdout)
     assert found["options"] == {"gain": [0.0, 0.5]}
+    assert re.search(r"gain +0.0 +0.5", lab(None, "compare", *both).stdout)
     assert found["evaluations"][0]["difference"][0] == pytest.approx(0.5)
     (reward,) = [row for row in found["metrics"] if row["name"] == "reward/mean"]
     assert reward["difference"][0] == pytest.approx(0.5 * 5 / 6)  # the mean of steps 4 to 6 of 6

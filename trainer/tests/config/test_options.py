@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.trainer.cli import train as cli
 from plumbob.trainer.config.evaluate import EvaluateConfig
-from plumbob.trainer.config.options import flag, read_toml, resolve, spellings, to_toml, without_none
+from plumbob.trainer.config.options import flag, read_toml, resolve, settings_in, spellings, to_toml, without_none
 from plumbob.trainer.config.removed import REMOVED
 from plumbob.trainer.config.train import TrainConfig
 from typer.main import get_command
@@ -314,6 +314,13 @@ def test_options_that_are_gone_are_accepted_where_they_change_nothing_that_is_le
     assert config.env == ("gsm8k" if "gsm8k" in line else "lookup")
     printed = capsys.readouterr().err
     assert said in printed and (said or not printed)
+
+
+def test_saved_settings_that_have_another_name_now_keep_what_they_did():
+    saved = 'env = "lookup"\nrandom_rewards = true\nkl_beta = 0.1\nkl_placement = "reward"\nkeep_traces = "none"\n'
+    assert settings_in(saved, TrainConfig) == {
+        "env": "lookup", "kl_beta": 0.1, "trained_reward": "random", "kl_estimator": "reward"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED))

@@ -115,6 +115,10 @@ def test_mistakes_that_the_text_shows_are_refused_before_anything_is_loaded(
         ("\n    return tokens.logprobs", "line 1: loss must give a tensor of shape []"),
         ("\n    return tokens.logprobs.detach().sum()", "line 1: loss must give a tensor of shape [] with a gradient"),
         ("\n    return 0.5\nimport nonsense_of_mine", "line 3: ModuleNotFoundError"),
+        (
+            "\n    r = tokens.logprobs.exp()\n    s = (r * r).sum()\n    r.mul_(2)\n    return s",
+            "line 1: its gradient: ",
+        ),
     ],
 )
 def test_a_mistake_in_a_loss_is_said_with_its_line_before_a_model_is_loaded(
@@ -122,7 +126,15 @@ def test_a_mistake_in_a_loss_is_said_with_its_line_before_a_model_is_loaded(
 ) -> None:
     (tmp_path / "my.py").write_text(f"def loss(tokens, settings):{body}\n")
     with pytest.raises(OwnFunctionError, match=re.escape(f"{tmp_path}/my.py, {said}")):
-        try_own_loss(TrainConfig(loss=f"{tmp_path}/my.py:loss").objective())
+        try_own_loss(TrainConfig(loss=f"{tmp_path}/my.py:loss").objective(), False)
+
+
+def test_a_loss_has_the_reference_that_the_run_has(tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(
+        "def loss(tokens, settings):\n    return (tokens.logprobs - tokens.ref_logprobs).sum()\n"
+    )
+    config = TrainConfig(loss=f"{tmp_path}/my.py:loss", kl_beta=0.1, kl_estimator="reward")
+    try_own_loss(config.objective(), bool(config.kl_beta))
 
 
 def test_rewards_and_advantages_must_be_one_finite_number_for_each_rollout(tmp_path: Path) -> None:
@@ -137,6 +149,9 @@ def test_rewards_and_advantages_must_be_one_finite_number_for_each_rollout(tmp_p
         for option in ("trained_reward", "baseline"):
             with pytest.raises(OwnFunctionError, match=re.escape(f"{path}, line 1: f {said}")):
                 step_advantages(rows, TrainConfig(**{option: f"{path}:f"}).advantages())
+    (tmp_path / "late.py").write_text("def f(rollouts, settings):\n    for _ in rollouts:\n        yield 1 / 0\n")
+    with pytest.raises(OwnFunctionError, match=r"late.py, line 3: ZeroDivisionError"):
+        step_advantages(rows, TrainConfig(baseline=f"{tmp_path}/late.py:f").advantages())
     (tmp_path / "good.py").write_text("def f(rollouts, settings):\n    return [r.reward * 2 for r in rollouts]\n")
     found = step_advantages(rows, TrainConfig(trained_reward=f"{tmp_path}/good.py:f").advantages())
     assert found.values == [-1.0, 1.0, 0.0] and found.non_finite == 1  # a rollout without a reward is not asked about

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -74,8 +75,16 @@ class Working:
             print(f"  {text}", file=sys.stderr, flush=True)
             return
         seconds = f"{time.monotonic() - self._started:.0f} s"
-        room = max(shutil.get_terminal_size().columns - len(seconds) - 5, 10)
+        room = max(_columns() - len(seconds) - 5, 10)
         print(f"\r\x1b[K  {text[:room]}  {seconds}", end=end, file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    """Of the terminal of stderr: stdout may be a file."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
 
 
 def note(text: str) -> None:

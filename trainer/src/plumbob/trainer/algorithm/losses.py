@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from plumbob.console import first_line
 from plumbob.trainer.algorithm.kl import Estimator, bounded_exp, estimate_kl
 from plumbob.trainer.algorithm.own_functions import OwnFunction
 
@@ -217,10 +218,10 @@ def _own_loss(inputs: LossInputs, objective: Objective, own: OwnFunction) -> Los
     return LossOutputs(loss, none, none, kl)
 
 
-def try_own_loss(objective: Objective) -> None:
+def try_own_loss(objective: Objective, reference: bool) -> None:
     """Call the user's loss, if there is one, on made-up tokens of two rows, and compute its gradient. Raises OwnFunctionError.
 
-    A mistake in it shows so before a model is loaded.
+    A mistake in it shows so before a model is loaded. `reference`: whether the run has a reference policy.
     """
     if objective.own is None:
         return
@@ -229,10 +230,13 @@ def try_own_loss(objective: Objective) -> None:
     logprobs = torch.tensor([-0.1, -2.0, -0.5, -1.0, -3.0]).requires_grad_()
     old, rows = logprobs.detach() + 0.1, torch.tensor([0, 0, 1, 1, 1])
     advantages, weights = torch.tensor([0.5, -0.5])[rows], torch.full_like(old, 0.2)
-    reference = old if objective.kl_beta else None
-    inputs = LossInputs(logprobs, old, advantages, weights, rows, torch.ones_like(old), reference)
+    inputs = LossInputs(logprobs, old, advantages, weights, rows, torch.ones_like(old), old if reference else None)
     with torch.enable_grad():
-        policy_loss(inputs, objective).loss.backward()
+        loss = policy_loss(inputs, objective).loss
+        try:
+            loss.backward()
+        except RuntimeError as error:  # torch's, such as for a value that was changed in place
+            raise objective.own.error(f"its gradient: {first_line(error)}") from None
 
 
 @dataclass(frozen=True)

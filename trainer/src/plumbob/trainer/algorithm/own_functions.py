@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import inspect
 import math
 import sys
 import traceback
@@ -83,7 +84,8 @@ class OwnFunction:
     def __call__(self, given: Any, settings: Any) -> Any:
         """What the function gives. Raises OwnFunctionError for what it raises, memory that runs out excepted."""
         try:
-            return _load(self)(given, settings)
+            found = _load(self)(given, settings)
+            return list(found) if inspect.isgenerator(found) else found
         except (UserError, MemoryError):
             raise
         except Exception as error:

@@ -156,7 +156,7 @@ def _read_template(x: Examination, config: TrainConfig, tasks: Any) -> None:
 
 
 def _import_torch() -> None:
-    """While another process plays, there is time for what takes seconds."""
+    """Import what computes with models."""
     load_torch_libraries()
     with fast_imports("torch and transformers"):
         import_transformers()

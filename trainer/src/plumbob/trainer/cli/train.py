@@ -78,13 +78,10 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         import_transformers()
         wake_gpu()
         import_verifiers()
-        if dry:
-            from plumbob.trainer.training.dry_run import dry_run
-
-            return dry_run(config, run_dir, _origins(cls, given))
+        from plumbob.trainer.training.dry_run import dry_run
         from plumbob.trainer.training.train import run
 
-    return run(config, run_dir)
+    return dry_run(config, run_dir, _origins(cls, given)) if dry else run(config, run_dir)
 
 
 def _origins(cls: type[TrainConfig], given: Mapping[str, Any]) -> dict[str, str]:

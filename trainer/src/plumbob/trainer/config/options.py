@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from plumbob.console import UserError
-from plumbob.trainer.config.removed import accept_removed, without_removed
+from plumbob.trainer.config.removed import accept_removed, under_new_names, without_removed
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -255,7 +255,9 @@ def settings_in(text: str, cls: Any) -> dict[str, Any]:
     A key that no field has stays as it is. Raises ValueError for a text that is no TOML.
     """
     known = spellings(cls)
-    return {known.get(k, k): v for k, v in without_removed(tomllib.loads(text)).items() if k != "command"}
+    values = tomllib.loads(text)
+    kept = {known.get(k, k): v for k, v in without_removed(values).items() if k != "command"}
+    return kept | under_new_names(values)
 
 
 def command_of(path: Path) -> str:

@@ -188,6 +188,12 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key.replace("-", "_") not in REMOVED}
 
 
+def under_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an older run's file that decided what was learned and have another name now."""
+    found = {"trained_reward": "random"} if values.get("random_rewards") else {}
+    return found | ({"kl_estimator": "reward"} if values.get("kl_placement") == "reward" else {})
+
+
 def _same_text(value: Any) -> str:
     """A value of a file or of the command line as TABLE writes it. Example: `_same_text("1.0") == _same_text(1) == "1"`."""
     try:

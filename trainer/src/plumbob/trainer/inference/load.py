@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError
+from plumbob.console.working import note
 from plumbob.rollout import Chat
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice, read_values
 from plumbob.trainer.config.evaluate import EvaluateConfig
@@ -171,7 +171,7 @@ def load_engine_here(
         command=f"start a server with `vf-vllm --model {model}` and add --engine vllm",
     )
     for line in chosen.lines:
-        print(f"  {line}", file=sys.stderr, flush=True)
+        note(line)
     engines: Any = engine_module(chosen.engine)
     made = engines.make_engine(loaded, chosen.decoding, max_concurrent, max_context, engine_memory)
     return LoadedEngine(made, chat, str(device), max_context, chosen.engine)

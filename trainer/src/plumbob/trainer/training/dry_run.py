@@ -68,7 +68,7 @@ def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str
     request, processes = requested(), int(os.environ.get("WORLD_SIZE", "1"))
     config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
     config.rollouts_per_step(processes)
-    try_own_loss(config.objective())
+    try_own_loss(config.objective(), bool(config.kl_beta))
     unread = _check_tasks(config, resumed)
     if isinstance(config, SftConfig) and config.demonstrations != ORACLE and resumed is None:
         trace_paths(config.demonstrations, config.env)

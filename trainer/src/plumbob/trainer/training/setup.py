@@ -77,7 +77,7 @@ def set_up(
         lock, folder = _begin_resuming(config, world, resume_from, on_failure)
         config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
         rollouts = config.rollouts_per_step(world.size)
-        try_own_loss(config.objective())
+        try_own_loss(config.objective(), bool(config.kl_beta))
         recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
         template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
         tokenizer = load_tokenizer(config.model, template)

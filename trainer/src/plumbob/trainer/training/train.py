@@ -138,6 +138,9 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
         except (RunFailed, SyncError, UnsupportedTaskset, OwnFunctionError) as error:
             recorder.failed(state.step + 1, error)
             own = isinstance(error, OwnFunctionError)
+            if own and not world.is_main:  # it may have failed here alone, and the others wait
+                print(f"Error: {error}", file=sys.stderr, flush=True)
+                os._exit(2)
             if isinstance(error, RunFailed) or own:
                 unmoved = world.size == config.updates_per_step == 1 if own else error.unmoved
                 saved = _save(run_, recorder, schedule) if unmoved and state.step > state.first_step else None

@@ -20,7 +20,7 @@ from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines
-from plumbob.doctor.trl import before, course, rewards, settings
+from plumbob.doctor.trl import before, course, settings
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
@@ -28,8 +28,6 @@ from plumbob.doctor.trl.watching import Watch, unchanged_randomness
 from plumbob.doctor.web_page import render
 from transformers import TrainerCallback
 
-LATER = 4
-"""A step (from 0) that is recorded beside the first ones."""
 FOLDER, PAGE = "plumbob_records", "report.html"
 
 
@@ -83,7 +81,7 @@ class Doctor(TrainerCallback):
 
     def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
         self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
-        self._known = rewards.Paid()
+        self._known = before.Before()
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
@@ -101,16 +99,14 @@ class Doctor(TrainerCallback):
         self.watch = Watch(trainer, self.wants, rescore and not self._refused)
         self.watch.gradients_are_complete = lambda: self._gradients()
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
-        self._exact = {0, 1, new, LATER}
-        """Steps whose first weights are kept: the first two, the first with completions of weights that were trained, and one more,
-        because a callback or a setting may change something after the start."""
+        self._exact = {0, 1, new}
+        """Steps whose first weights are kept: the first two, and the first with completions of weights that were trained."""
         self._snapshot: Snapshot | None = None
         self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
         self._sample: course.WeightSample | None = None
         self._weights = np.zeros((0, 0))
         """What `_sample` gave last: of the weights with which the step begins."""
-        self._course = course.Course(trainer)
         self._change: dict[str, float] = {}
         self._row: dict[str, float] | None = None
 
@@ -220,8 +216,6 @@ class Doctor(TrainerCallback):
         """The new failures of a step that has just been taken."""
         record = record_of(self.watch, tensors.samples, step)
         records.write(record, self.folder / f"step_{step + 1:05}.npz")
-        if made := self.watch.round:
-            self._print(self.reading.add_findings(course.narrowed(made, record, settings.narrowing(self.trainer.args))))
         if self.reading.examined >= MOST_RECORDS and not self._is_early(step):
             return []
         previous, self._previous = self._previous, record
@@ -239,10 +233,7 @@ class Doctor(TrainerCallback):
             return []
         began, self._weights = self._weights, self._sample.take()
         self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
-        found = [course.alike(self.trainer, made, step), *self._course.add(made, step)] if made.step == step else []
-        if (change := self._change.get("policy/step_kl", 0.0)) > course.FAR:
-            told = f"the step changed the policy by {change:.2g} nats a token"
-            found.append(Finding("no step makes another policy", "fail", told, "learning-rate-too-high", step=step + 1))
+        found = [course.alike(self.trainer, made, step)] if made.step == step else []
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)
             found.append(course.right(self.trainer, made, self._known))

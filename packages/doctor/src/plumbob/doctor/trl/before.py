@@ -6,97 +6,99 @@ of an environment (`plumbob.doctor.environment.table`) is asked of what they ear
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from plumbob.doctor.environment.hands import Hand
-from plumbob.doctor.environment.matrix import Matrix
-from plumbob.doctor.environment.player import Given, RunSettings, Task, place_of
+from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
+from plumbob.doctor.environment.player import Given, Message, Played, RunSettings, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
-from plumbob.doctor.environment.tasks import FEW, SORTED, rank_correlation
-from plumbob.doctor.environment.texts import chosen, normalised, strings
-from plumbob.doctor.environment.transcripts import EMPTY
+from plumbob.doctor.environment.texts import chosen, strings
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHERS, PERFECT, WRONG, Known
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl import rewards, template
-from plumbob.doctor.trl.settings import rate
+from plumbob.doctor.trl.settings import tokenizer_of
 
-MOST_TASKS, MOST_ROWS = 24, 4000
-"""Rows of the data with which transcripts are written, and rows that are compared with each other."""
-LEAST_STEPS, OFTEN, HANDFUL = 30, 4, 8
-"""Steps from which on a run is no trial; times that a run takes each of fewer than so many rows, so that a trial counts as well."""
-EXAMINED = {
-    "parsed",
-    "not-overpaid",
-    "paid",
-    "enough",
-    "hidden",
-    "apart",
-    "near-copies",
-    "prompted",
-    "empty",
-    "cheap",
-    "near",
-    "same-range",
-}
+FORMS = (
+    "{}",
+    "The answer is {}.",
+    "\\boxed{{{}}}",
+    "<answer>{}</answer>",
+    "#### {}",
+    "<think>\nThat takes a few steps.\n</think>\n<answer>\n{}\n</answer>",
+    "<reasoning>\nThat takes a few steps.\n</reasoning>\n<answer>\n{}\n</answer>\n",
+    "<think>\nThat takes a few steps.\n</think>\n\\boxed{{{}}}",
+)
+"""Forms in which reward functions look for an answer."""
+KINDS = (
+    ECHO,
+    WRONG,
+    "the form of an answer without content",
+    "the best constant answer",
+    "other words",
+    "the answer alone",
+)
+"""Transcripts that are scored beside the right answer and an empty reply."""
+MOST_TASKS, MOST_ROWS, MOST_COLUMNS = 8, 4000, 3
+"""Rows of the data with which transcripts are written, rows that are compared with each other, and columns that are tried."""
+LEAST_STEPS = 30
+"""Steps from which on a run is no trial."""
+LONG = 8
+"""Words from which on a text is a worked solution, which no model writes word for word."""
+GIVEN = frozenset(
+    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+)
+"""Arguments that TRL gives to every reward function; others are columns."""
+WHOLE = re.compile(r"-?\d+\.0+")
+"""A whole number as a table of floating-point numbers writes it."""
+REPLY = "A reply."
+AGAIN = "completions earn the same when they are scored again, in another order"
+SILENCE = "a right answer earns more than an empty reply"
+EXAMINED = {"parsed", "not-overpaid", "paid", "enough", "hidden", "apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
-FEWEST, NEARLY = 6, 0.9
-"""Fewest rows in which answers are compared with what rows say, and share of them that counts as nearly all."""
-SHRINKS, REACHES, EPSILON, FEW_TOKENS = 0.5, 0.1, 1e-2, 0.1
-"""Largest share of the weights that decay may take in a hundred updates, smallest share of the rate that a schedule must reach,
-largest epsilon: gradients that are clipped to norm 1 are smaller than it in each single weight; and smallest share of the tokens:
-half of the 0.2 of arXiv:2506.01939."""
-LEVEL = re.compile(r"level|difficult|hard|grade|steps|hops", re.IGNORECASE)
-"""What columns are named that say how hard a row is."""
-SUM = re.compile(r"(-?\d+)\s*([-+*x×])\s*(-?\d+)")
 
 
-def examine(trainer: Any, score: Any, gold: str | None = None) -> rewards.Paid:
+@dataclass
+class Before:
+    """What was found, and what the columns of the data earn as completions."""
+
+    findings: list[Finding] = field(default_factory=list)
+    best: dict[str, float] = field(default_factory=dict)
+    """Column -> the most that its text earns above an empty reply, on average, in one of several forms."""
+    forms: int = len(FORMS)
+
+
+def examine(trainer: Any, score: Any, gold: str | None = None) -> Before:
     """Examine a trainer before its first step. `gold`: the column with right answers, which is else looked for.
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
-    args, steps, found = trainer.args, trainer.state.max_steps, rewards.Paid()
+    args, steps, found = trainer.args, trainer.state.max_steps, Before()
     groups = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps // args.num_generations
-    taken = groups // args.num_iterations
+    taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
-    trial = steps < LEAST_STEPS and not (len(train) < HANDFUL and taken >= OFTEN * len(train))
-    player = Given(train, held_out, RunSettings(taken=0 if trial else taken), code)
+    player = Given(train, held_out, RunSettings(taken=taken), code)
     tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS)]
-    if not tasks:
-        return found
-    matrix = Matrix(player, _hand(tasks))  # ty: ignore[invalid-argument-type]
-    matrix.cells[EMPTY] = _empty(tasks)
-    if player.held_out:
-        held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
-        matrix.held_out = Matrix(player, _hand(held), {EMPTY: _empty(held)})  # ty: ignore[invalid-argument-type]
-    if score is not None:
-        found = rewards.examine(trainer, matrix, score, gold)
-    known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
-    columns = [gold] if gold else [c for f in trainer.reward_funcs for c in rewards.columns_of(f, tasks)]
-    found.findings = [
-        *_of_other_rows(player.train, list(dict.fromkeys(columns))),
-        *found.findings,
-        *judge(matrix, known),
-        _different(player.train, columns),
-        _missing(player.train, columns),
-        *(_in_order(player.train) if args.shuffle_dataset is False else ()),
-        *template.examine(trainer, tasks),
-        *_settings(args, steps),
-    ]
+    if tasks:
+        matrix = Matrix(player, Hand(tasks, [()] * len(tasks), [""] * len(tasks)))  # ty: ignore[invalid-argument-type]
+        matrix.cells[EMPTY] = {i: _played(task, "", None, ()) for i, task in enumerate(tasks)}
+        if score is not None:
+            found.findings += _scored(trainer, matrix, score, gold, found)
+        if player.held_out:
+            held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
+            cells = {EMPTY: {i: _played(task, "", None, ()) for i, task in enumerate(held)}}
+            matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
+        known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
+        found.findings += judge(matrix, known)
+        found.findings += _template(trainer, tasks[0])
+    found.findings += _settings(args)
     return found
-
-
-def _hand(tasks: list[Task]) -> Hand:
-    return Hand(tasks, [()] * len(tasks), [""] * len(tasks))
-
-
-def _empty(tasks: Sequence[Task]) -> dict[int, Any]:
-    return {i: rewards.played(task, "", None, ()) for i, task in enumerate(tasks)}
 
 
 def _tasks(data: Any, kind: str) -> list[Task]:
@@ -120,132 +122,233 @@ def _text(prompt: Any) -> str:
     return "\n".join(strings([m.get("content") for m in prompt] if isinstance(prompt, list) else prompt))
 
 
-def _of_other_rows(tasks: Sequence[Task], columns: Sequence[str]) -> Iterator[Finding]:
-    """Whether answers stand in the rows that they are the answers of: what rows say of them is that of other rows, if not.
+def _played(task: Task, text: str, parts: np.ndarray | None, names: Sequence[str]) -> Played:
+    prompt = task.handle.get("prompt")
+    given = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    messages = [Message(m["role"], "\n".join(strings(m.get("content")))) for m in given]
+    reward = math.nan if parts is None else float(np.nansum(parts))
+    components = {} if parts is None else dict(zip(names, np.nan_to_num(parts).tolist(), strict=True))
+    return Played(task, reward, components, (*messages, Message("assistant", text, sampled=True)))
 
-    What a row says of its answer: the value of the one calculation in its prompt, or the last word of another column.
+
+def columns_of(trainer: Any, row: dict[str, Any]) -> tuple[list[str], bool]:
+    """(columns that may hold right answers, whether reward functions name them, and no columns of lists, as arguments)."""
+    # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
+    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
+    named: set[str] = set()
+    for function in trainer.reward_funcs:
+        with suppress(TypeError, ValueError, OSError):
+            named |= set(inspect.signature(function).parameters) - GIVEN
+            source = inspect.getsource(function)
+            named |= {name for name in texts if f'"{name}"' in source or f"'{name}'" in source}
+    known = [name for name in texts if name in named]
+    # Numbers to be used or tests to be passed: no text of another column is a right completion by itself.
+    parts = any(isinstance(value, list | dict) for name, value in row.items() if name in named and name != "prompt")
+    return (known or texts)[:MOST_COLUMNS], bool(known) and not parts
+
+
+def _scored(trainer: Any, matrix: Matrix, score: Any, gold: str | None, found: Before) -> list[Finding]:
+    """Fill the matrix with what transcripts of the tasks earn."""
+    tasks, weights = matrix.hand.tasks, trainer.reward_weights.double().cpu().numpy()
+    columns, named = ([gold], True) if gold else columns_of(trainer, tasks[0].handle)
+
+    if trainer.args.remove_unused_columns and named:
+        told = (
+            f"reward functions use {', '.join(map(repr, columns))}, and remove_unused_columns=True keeps it from them"
+        )
+        return [Finding.of("reward functions get the columns that they use", ("reward-wrong", told), "grading")]
+
+    def earned(texts: Sequence[Sequence[str]], turned: bool = False) -> np.ndarray | None:
+        """[tasks, kinds, F]. `texts`: of each task, one of each kind. A group is filled up with empty replies.
+
+        `turned`: they are scored in the opposite order.
+        """
+        filled = [[*own, *[""] * (-len(own) % trainer.num_generations)] for own in texts]
+        inputs = [task.handle for task, own in zip(tasks, filled, strict=True) for _ in own]
+        flat, way = [text for own in filled for text in own], -1 if turned else 1
+        given = score(inputs[::way], flat[::way])
+        given = given if given is None else given[::way]
+        return None if given is None else (given * weights).reshape(len(tasks), len(filled[0]), -1)[:, : len(texts[0])]
+
+    ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
+    asked = [["", *(_said(task, *way) for way in ways)] for task in tasks]
+    first, turned = earned(asked), earned(asked, turned=True)
+    if first is None or turned is None:
+        return []
+    if (ordered := order(first, turned, lambda: earned(asked))).verdict == "fail":
+        return [ordered]
+    names, sums = trainer.reward_func_names, np.nansum(first, 2)
+    matrix.cells[EMPTY] = {i: _played(task, "", first[i, 0], names) for i, task in enumerate(tasks)}
+    lifts = dict(zip(ways, (sums[:, 1:] - sums[:, :1]).mean(0).tolist(), strict=True))
+    found.best = {c: max(lift for way, lift in lifts.items() if way[0] == c) for c in columns}
+    best = max(lifts, key=lambda way: lifts[way])
+    if not named or trainer.tools or trainer.environments is not None:
+        return []
+    if lifts[best] <= TOLERANCE:
+        paid = bool((sums[:, :1] > TOLERANCE).all() and np.isclose(sums[:, ways.index(best) + 1], sums[:, 0]).all())
+        told = f"an empty reply earns {sums[:, 0].mean():.3g}, and no text of {', '.join(map(repr, columns))} in any form more"
+        return [Finding.of(SILENCE, ("reward-exploitable" if paid else None, told), "grading")]
+    k = ways.index(best) + 1
+    if (
+        not gold and ((sums[:, k] - sums[:, 0]) > TOLERANCE).mean() < 0.5
+    ):  # a number that is right by chance is no right answer
+        return []
+    hand = matrix.hand
+    hand.turns = [(Turn(_said(task, *best)),) for task in tasks]
+    hand.golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
+    matrix.cells[PERFECT] = {
+        i: _played(task, hand.turns[i][0].text, first[i, k], names) for i, task in enumerate(tasks)
+    }
+    known = Known(hand, matrix.cells)
+    makes = [(kind, {**CHEAP, **OTHERS}[kind]) for kind in KINDS]
+    made = [[make(known, i) for _, make in makes] for i in range(len(tasks))]
+    second = earned([[turns[-1].text if turns else "" for turns in own] for own in made])
+    if second is not None:
+        for j, (kind, _) in enumerate(makes):
+            texts = {i: turns[-1].text for i, own in enumerate(made) if (turns := own[j])}
+            matrix.cells[kind] = {i: _played(tasks[i], text, second[i, j], names) for i, text in texts.items()}
+    said = [_worked(hand, lifts, best)]
+    if all(WHOLE.fullmatch(answer) for answer in hand.golds):
+        pairs = [(turns[0].text, answer) for turns, answer in zip(hand.turns, hand.golds, strict=True)]
+        short = earned([[text.replace(answer, answer.partition(".")[0])] for text, answer in pairs])
+        lift = math.nan if short is None else float((np.nansum(short, 2)[:, 0] - sums[:, 0]).mean())
+        told = f"{pairs[0][1]!r} earns {lifts[best]:.3g} above an empty reply, without its decimals {lift:.3g}"
+        cause = "answers-not-parsed" if lift <= 0.1 * lifts[best] else None
+        said.append(Finding.of("whole numbers may be written without decimals", (cause, told), "grading"))
+    return said
+
+
+def order(first: np.ndarray, turned: np.ndarray, again: Callable[[], np.ndarray | None]) -> Finding:
+    """Whether the same texts earn the same ([..., F]) in the opposite order: `turned`, in the order of `first`.
+
+    If not, `again` scores them as at first, which shows whether the order decides or chance. None: it cannot.
     """
-    check = "answers stand in the rows that they answer"
-    for column in columns:
-        golds = [_number(str(task.handle.get(column, ""))) for task in tasks]
-        for what, said in _says(tasks, column):
-            known = [(own, gold) for own, gold in zip(said, golds, strict=True) if own]
-            if len(known) < max(FEWEST, NEARLY * len(tasks)) or len({gold for _, gold in known}) < FEWEST:
-                continue
-            right = sum(own == gold for own, gold in known)
-            both = Counter(own for own, _ in known) & Counter(gold for _, gold in known)
-            told = f"in {right} of {len(known)} rows column {column!r} is {what}"
-            if right < len(known) / 2 and both.total() >= NEARLY * len(known):
-                told += f", in {both.total()} it is that of some row"
-                yield Finding.of(check, ("reward-wrong", told), "grading")
-                return
-            wrong = len(known) - right
-            if right >= len(known) / 2 and wrong:
-                yield Finding.of(check, ("oracle-fails" if wrong > 0.05 * len(known) else None, told), "grading")
-                return
+
+    def equal(one: np.ndarray | None) -> bool:
+        return one is not None and np.allclose(first, one, atol=1e-6, equal_nan=True)
+
+    if equal(turned):
+        return Finding(AGAIN, "pass", f"{len(first)} completions", None, "grading")
+    apart, same = float(np.nanmax(np.abs(first - turned))), equal(again())
+    told = f"in the opposite order rewards differ by up to {apart:.3g}, in the same order {'not at all' if same else 'too'}"
+    return Finding(AGAIN, "fail", told, "rewards-of-other-rollouts" if same else "reward-nondeterministic", "grading")
 
 
-def _says(tasks: Sequence[Task], column: str) -> Iterator[tuple[str, list[str]]]:
-    """(what it is, of each row its text; "" if it has none)."""
-    yield "the value of the calculation in the prompt", [_value(task.prompt) for task in tasks]
-    for name, value in tasks[0].fields.items():
-        if name != column and isinstance(value, str):
-            last = [str(task.fields.get(name) or "").split()[-1:] for task in tasks]
-            yield f"the last word of column {name!r}", [_number(one[0]) if one else "" for one in last]
+def _said(task: Task, column: str, form: str, last: bool) -> str:
+    """The text of a column in one of the forms; `last`: its last word alone, as of a worked solution."""
+    text = str(task.handle.get(column, "")).strip()
+    return form.format(text.split()[-1] if last and text else text)
 
 
-def _value(prompt: str) -> str:
-    found = SUM.findall(prompt)
-    if len(found) != 1 or len(re.findall(r"\d+(?:\.\d+)?", prompt)) != 2:
-        return ""
-    a, sign, b = int(found[0][0]), found[0][1], int(found[0][2])
-    return str(a + b if sign == "+" else a - b if sign == "-" else a * b)
+def _worked(hand: Hand, lifts: dict[Any, float], best: Any) -> Finding:
+    check = "a right answer is paid without its worked solution word for word"
+    words = sorted(len(gold.split()) for gold in hand.golds)[len(hand.golds) // 2]
+    short = max(lift for (column, _, last), lift in lifts.items() if last and column == best[0])
+    told = f"the text of column {best[0]!r} earns {lifts[best]:.3g} above an empty reply, its last word at most {short:.3g}"
+    wrong = not best[2] and words >= LONG and short <= TOLERANCE
+    return Finding.of(check, ("answers-not-parsed" if wrong else None, f"{told}; it has {words} words"), "grading")
 
 
-def _number(text: str) -> str:
-    """A text as it is compared: a number without separators and without decimals that are 0."""
-    text = text.strip().strip(".$").replace(",", "")
-    return re.sub(r"\.0+$", "", text)
+def _template(trainer: Any, task: Task) -> list[Finding]:
+    """What the chat template makes of the first row's prompt."""
+    prompt = task.handle.get("prompt")
+    if not isinstance(prompt, list) or trainer.environment_factories is not None:
+        return []
+    from transformers.utils import get_json_schema
 
-
-def _different(tasks: Sequence[Task], columns: Sequence[str]) -> Finding:
-    """Equal prompts have equal answers: where they have not, something of the question is missing in them."""
-    check = "prompts with different answers are different"
-    answers: dict[str, set[str]] = defaultdict(set)
-    for task in tasks:
-        answers[normalised(task.prompt)].add(str([task.handle.get(column) for column in columns]))
-    mixed = [prompt for prompt, of in answers.items() if len(of) > 1]
-    rows = sum(normalised(task.prompt) in mixed for task in tasks) if mixed else 0
-    told = f"{rows} of {len(tasks)} rows have the prompt of another row with another answer"
-    told += f", such as {mixed[0][:60]!r}" if mixed else ""
-    wrong = bool(columns) and rows > math.ceil(0.5 * len(tasks)) and len(tasks) > 1
-    return Finding.of(check, ("few-distinct-tasks" if wrong else None, told), "tasks")
-
-
-def _in_order(tasks: Sequence[Task]) -> Iterator[Finding]:
-    """Whether rows that are taken as they stand become longer, or higher in a column of numbers, from first to last."""
-    check, part = "rows that are not shuffled do not become harder or easier", max(len(tasks) // 6, 1)
-    columns = [n for n, v in tasks[0].fields.items() if LEVEL.search(n) and isinstance(v, int | float)]
-    for what, values in (
-        ("prompts have characters", [float(len(task.prompt)) for task in tasks]),
-        *((f"column {c!r} has values", [float(task.handle.get(c) or 0) for task in tasks]) for c in columns),
-    ):
-        found, ends = rank_correlation(values), sorted((fmean(values[:part]), fmean(values[-part:])))
-        told = f"{what} of {fmean(values[:part]):.3g} at the start and {fmean(values[-part:]):.3g} at the end"
-        drifts = len(tasks) >= FEW and abs(found) * math.sqrt(len(tasks) - 1) > SORTED and ends[1] > 1.5 * ends[0]
-        yield Finding.of(check, ("task-order-drifts" if drifts else None, told), "tasks")
-
-
-def _missing(tasks: Sequence[Task], columns: Sequence[str]) -> Finding:
-    """Whether rows have answers, where most of them have. None is no text: rows of other tasks have it on purpose."""
-    empty = [task.key for task in tasks for c in columns if str(task.handle.get(c, "-")).strip().lower() in ("", "nan")]
-    told = f"{len(empty)} of {len(tasks)} rows have no text in {', '.join(map(repr, columns)) or 'any column'}"
-    told += f", such as {empty[0]}" if empty else ""
-    return Finding.of(
-        "rows have answers", ("oracle-fails" if len(empty) > 0.02 * len(tasks) else None, told), "grading"
+    tokenizer = tokenizer_of(trainer)
+    tools = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()] or None
+    found, names = [], [str(tool["function"]["name"]) for tool in tools or ()]
+    whole, closed = (
+        tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=open_)
+        for open_ in (True, False)
     )
+    missing = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", whole)]
+    lacks = "prompt-incomplete"
+    if tools:
+        told = (
+            f"the template's prompt does not name {', '.join(missing)}" if missing else f"it names {', '.join(names)}"
+        )
+        found.append(Finding.of("prompts describe the tools", (lacks if missing else None, told), "rows"))
+    texts = [(m["role"], m.get("content")) for m in prompt if m["role"] in ("system", "user")]
+    lost = [role for role, text in texts if isinstance(text, str) and not _holds(whole, text)]
+    told = f"messages of {', '.join(dict.fromkeys(lost))} are not in it" if lost else f"{len(texts)} messages are in it"
+    found.append(Finding.of("prompts hold what the messages say", (lacks if lost else None, told), "rows"))
+    reply = tokenizer.apply_chat_template(
+        [*prompt, {"role": "assistant", "content": REPLY}], tools=tools, tokenize=False
+    )
+    header = reply.partition(REPLY)[0].removeprefix(closed) if reply.startswith(closed) else ""
+    opens = whole != closed or not header.strip()  # some templates need no header
+    told = f"the prompt ends with {whole[-40:]!r}; a turn begins with {header!r}"
+    found.append(Finding.of("the template opens the assistant's turn", (None if opens else lacks, told), "rows"))
+    # Of the special tokens those that the template writes around a text: others, such as an image's, may stand in a message.
+    plain = tokenizer.apply_chat_template(
+        [{"role": "user", "content": REPLY}], tokenize=False, add_generation_prompt=True
+    )
+    special = [token for token in tokenizer.all_special_tokens if len(token) > 2 and token in plain]
+    twice = [token for token in special if any(isinstance(text, str) and token in text for _, text in texts)]
+    told = f"of {', '.join(special) or 'no token'} {', '.join(twice) or 'none'} stands in a message"
+    found.append(Finding.of("the template is applied once", (lacks if twice else None, told), "rows"))
+    if tools:
+        found.append(_call(trainer, tokenizer, prompt, tools))
+    return found
 
 
-ALTERS: Mapping[str, Any] = {
+FEW_TOKENS = 0.1
+"""Share of the tokens below which top_entropy_quantile leaves hardly a signal: half of the 0.2 of arXiv:2506.01939."""
+ALTERS: dict[str, Any] = {
+    **dict.fromkeys(("min_new_tokens", "min_tokens", "min_length", "no_repeat_ngram_size", "presence_penalty"), 0),
+    **dict.fromkeys(("frequency_penalty", "epsilon_cutoff", "eta_cutoff"), 0),
+    **dict.fromkeys(("bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), None),
     **dict.fromkeys(
-        ("min_new_tokens", "min_tokens", "min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0
+        ("logit_bias", "allowed_token_ids", "forced_bos_token_id", "forced_eos_token_id", "penalty_alpha"), None
     ),
-    **dict.fromkeys(
-        ("bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id"), None
-    ),
-    **dict.fromkeys(("forced_eos_token_id", "sequence_bias", "logit_bias", "allowed_token_ids", "penalty_alpha"), None),
     **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "num_beams"), 1),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "epsilon_cutoff", "eta_cutoff"), 0),
+    "do_sample": True,
 }
-"""Arguments of generate() and of vLLM that change how tokens are drawn, and the value with which each does not. Others, such as
-top_p, are settings of the trainer."""
+"""Arguments of generate() and of vLLM that change how tokens are drawn, each with the value with which it does not. Others, such
+as top_p, are settings of the trainer."""
 
 
-def _alters(name: str, value: Any) -> bool:
-    return (name in ALTERS and value not in (None, [], {}, ALTERS[name])) or (name == "do_sample" and value is False)
-
-
-def _settings(args: Any, steps: int) -> Iterator[Finding]:
-    """Settings that alone decide how large updates are."""
-    shrinks = 100 * args.weight_decay * args.learning_rate
-    told = f"a hundred updates take {shrinks:.2g} of the weights away: weight_decay={args.weight_decay:g}"
-    lost = "learning-rate-too-high" if shrinks > SHRINKS else None
-    yield Finding.of("weight decay leaves the weights as they are", (lost, told), "optimizer")
-    most = max(rates) if (rates := [rate(args, steps, k) for k in range(min(max(steps, 1), 1000))]) else 0.0
-    told = f"of learning_rate={args.learning_rate:g} the schedule reaches {most:.2g} in {steps} steps"
-    lost = "learning-rate-too-low" if steps <= 1000 and most < REACHES * args.learning_rate else None
-    yield Finding.of("the schedule reaches the learning rate", (lost, told), "optimizer")
-    told = f"top_entropy_quantile={args.top_entropy_quantile:g}: the share of the tokens, the least certain ones, that is trained"
+def _settings(args: Any) -> list[Finding]:
+    given = {
+        k: v for k, v in (args.generation_kwargs or {}).items() if k in ALTERS and v not in (None, [], {}, ALTERS[k])
+    }
+    told = ", ".join(f"{name}={value}" for name, value in given.items())
+    told = f"generation_kwargs: {told}: tokens are drawn otherwise than training computes" if given else "nothing does"
+    drawn = "nothing but the settings of training decides how tokens are drawn"
+    share = f"top_entropy_quantile={args.top_entropy_quantile:g}, the share of the tokens, the least certain ones, that is trained"
     few = "signal-left-out" if args.top_entropy_quantile < FEW_TOKENS else None
-    yield Finding.of("most deciding tokens are trained", (few, told), "sampling")
-    other = {name: value for name, value in (args.generation_kwargs or {}).items() if _alters(name, value)}
-    told = ", ".join(f"generation_kwargs[{name!r}]={value}" for name, value in other.items())
-    found = (
-        ("sampling-altered", f"{told}: tokens are drawn otherwise than training computes")
-        if other
-        else (None, "nothing")
-    )
-    yield Finding.of("nothing but the settings of training decides how tokens are drawn", found, "sampling")
-    told = f"adam_epsilon={args.adam_epsilon:g}, to which gradients of single weights are added"
-    lost = "learning-rate-too-low" if args.adam_epsilon > EPSILON else None
-    yield Finding.of("Adam's epsilon is smaller than gradients", (lost, told), "optimizer")
+    return [
+        Finding.of(drawn, ("sampling-altered" if given else None, told), "sampling"),
+        Finding.of("enough of the deciding tokens are trained", (few, share), "sampling"),
+    ]
+
+
+def _holds(whole: str, text: str) -> bool:
+    """Whether a text stands in another one, white space aside, at least as it begins."""
+    return "".join(text.split())[:60] in "".join(whole.split())
+
+
+def _call(trainer: Any, tokenizer: Any, prompt: Any, tools: list[Any]) -> Finding:
+    """A tool call as the template writes it is read as the same call."""
+    from trl.chat_template_utils import parse_response
+
+    check, tool = "a tool call in the template's form is read as that call", tools[0]["function"]
+    arguments = {
+        name: "a" for name, of in tool["parameters"].get("properties", {}).items() if of.get("type") == "string"
+    }
+    call = {"type": "function", "function": {"name": tool["name"], "arguments": arguments}}
+    said = [*prompt, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        start = tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(said, tools=tools, tokenize=False)
+        if not text.startswith(start):
+            return Finding(check, "unsure", "the template writes earlier turns otherwise", None, "tools")
+        ids, prefix = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[len(start) :], start))
+        read = parse_response(trainer._tokenizer, ids, prefix=prefix, tools=tools).get("tool_calls") or []
+    except Exception as error:  # templates and parsers raise what they like
+        return Finding(check, "unsure", f"{type(error).__name__}: {error}", None, "tools")
+    same = [(one["function"]["name"], one["function"]["arguments"]) for one in read] == [(tool["name"], arguments)]
+    told = f"of {text[len(start) :].strip()[:80]!r} {'it' if same else 'no such call'} is read"
+    return Finding.of(check, (None if same else "calls-not-read", told), "tools")

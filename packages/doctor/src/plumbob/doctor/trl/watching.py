@@ -17,7 +17,7 @@ import torch
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
-from plumbob.doctor.trl.rewards import order
+from plumbob.doctor.trl.before import order
 from plumbob.doctor.trl.settings import narrowing
 
 
@@ -41,8 +41,6 @@ class Round:
     completions: list[Any] = field(default_factory=list)
     tool_masks: list[list[int]] | None = None
     ids: list[list[int]] = field(default_factory=list)
-    narrowed: list[np.ndarray] | None = None
-    """Log-probabilities of the sampled tokens among those that settings such as top_k leave, if there are such settings."""
     rewards: np.ndarray | None = None
     """[B, F] what each reward function gave; NaN for None."""
     reward_weights: np.ndarray | float = 1.0
@@ -123,7 +121,6 @@ class Watch:
             known = [np.array(one, np.float32) for one in logprobs]
         elif narrowing(self.trainer.args):
             known = None  # what is noted is of the tokens that these settings leave, and training is of all
-            self.round.narrowed = None if self.trainer.tools else drawn(completions)
         else:
             known = drawn(completions)
         self.round.turns.append(Turn(prompts, [list(ids) for ids in completions], known))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from plumbob.console import UserError
-from plumbob.console.working import Working
+from plumbob.console.working import Working, note
 from plumbob.hub.index.location import Location, locate
 from plumbob.hub.index.wheels import Wheel
 from plumbob.hub.install import undo
@@ -347,7 +347,7 @@ def _planned(attempt: Attempt, settings: _Settings) -> tuple[_Failure | None, li
         pinned = {p.name for p in attempt.pins}
         taken = settings.offered(n for n in new if n not in pinned) if settings.options.trust_index else []
         if taken and settings.index is not None:
-            print(f"also from {settings.index.location.url}: {', '.join(taken)}", file=sys.stderr)
+            note(f"also from {settings.index.location.url}: {', '.join(taken)}")
         return None, replaced
     needed = [Requirement(r).name for w in attempt.wheels for r in w.fields.get_all("Requires-Dist", [])]
     there = settings.offered([*needed, *settings.named(planned.output)])

@@ -228,7 +228,7 @@ def compare_(
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    options = [(name, *("-" if v is None else v for v in values)) for name, values in found["options"].items()]
+    options = [(name, *("-" if v is None else str(v) for v in values)) for name, values in found["options"].items()]
     print(table([("option", *found["runs"]), *options]) if options else "the options are the same")
     rows = [
         (r["name"], *(_interval(r[k]) for k in ("left", "right", "difference")))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from plumbob.console.working import note
 from plumbob.trainer.inference.engine import Decoding, EngineParts, TrainingEngine
 from plumbob.trainer.inference.paged.engine import PagedEngine
 from plumbob.trainer.inference.paged.opening import check_exact, open_paged, refused
@@ -17,7 +16,7 @@ def open_engine(parts: EngineParts) -> TrainingEngine:
     assert parts.model is not None
     config = parts.config
     slots = min(config.max_concurrent, parts.at_once)
-    say = _say if parts.world.is_main else lambda _: None
+    say = note if parts.world.is_main else lambda _: None
     return open_paged(parts.model, slots, config.max_context, config.engine_memory, parts.later_bytes, say)
 
 
@@ -32,8 +31,4 @@ def make_engine(
     model: PreTrainedModel, decoding: Decoding | None, max_slots: int, max_length: int, share: float
 ) -> PagedEngine:
     """The engine that decodes `model`, whose weights it copies. `share`: see `open_paged`."""
-    return open_paged(model, max_slots, max_length, share, say=_say)
-
-
-def _say(line: str) -> None:
-    print(f"  {line}", file=sys.stderr, flush=True)
+    return open_paged(model, max_slots, max_length, share, say=note)

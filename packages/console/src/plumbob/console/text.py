@@ -20,6 +20,14 @@ def width() -> int | None:
     return None
 
 
+def stderr_width() -> int:
+    """Return the number of columns of the terminal that stderr is: stdout may be a file."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
 def table(rows: Iterable[tuple[str, ...]]) -> str:
     """Return rows of text as aligned columns, two spaces apart, of which the last is wrapped to the terminal's width.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import threading
 import time
 
 from plumbob.console import plain
+from plumbob.console.text import stderr_width
 
 EVERY_SECONDS, PLAIN_SECONDS = 1.0, 10.0
 """Seconds between two updates of the line, and between two lines where there is no terminal."""
@@ -19,13 +18,13 @@ class Working:
 
     On a terminal it is one line with the seconds that have passed, which stays when the body is done. Elsewhere the text is
     printed, and a new one if the last is ten seconds old. The body prints with `note` alone; a `Working` inside of another
-    one goes on in its line.
+    one goes on in its line. `silent`: it says nothing, as of several processes all but one.
     """
 
     _outer: Working | None = None
 
-    def __init__(self, what: str) -> None:
-        self.what, self.line = what, self
+    def __init__(self, what: str, *, silent: bool = False) -> None:
+        self.what, self.line, self._silent = what, self, silent
         self._terminal = sys.stderr.isatty()
         self._started = self._printed = time.monotonic()
         self._done = threading.Event()
@@ -33,6 +32,8 @@ class Working:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Working:
+        if self._silent:
+            return self
         if Working._outer is not None:
             self.line = Working._outer
             self.line.say(self.what, keep=True)
@@ -45,7 +46,7 @@ class Working:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self.line is not self:
+        if self._silent or self.line is not self:
             return
         Working._outer = None
         self._done.set()
@@ -55,6 +56,8 @@ class Working:
 
     def say(self, what: str, *, keep: bool = False) -> None:
         """Replace the text, as for the next of many parts. `keep`: what was done before keeps a line, and this one gets one."""
+        if self._silent:
+            return
         with self._lock:
             if keep and self._terminal:
                 self._show("\n")
@@ -75,16 +78,8 @@ class Working:
             print(f"  {text}", file=sys.stderr, flush=True)
             return
         seconds = f"{time.monotonic() - self._started:.0f} s"
-        room = max(_columns() - len(seconds) - 5, 10)
+        room = max(stderr_width() - len(seconds) - 5, 10)
         print(f"\r\x1b[K  {text[:room]}  {seconds}", end=end, file=sys.stderr, flush=True)
-
-
-def _columns() -> int:
-    """Of the terminal of stderr: stdout may be a file."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        return shutil.get_terminal_size().columns
 
 
 def note(text: str) -> None:

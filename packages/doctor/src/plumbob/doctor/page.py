@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from plumbob.console import counted
 from plumbob.doctor.causes import CAUSES, is_symptom
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import STAGES, Finding, Stage
@@ -68,16 +69,12 @@ def area(found: Sequence[Finding]) -> tuple[str, str]:
     failed, known = count["fail"], len(found) - len(count["unsure"])
     if failed:
         causes = ", ".join(dict.fromkeys(str(f.cause) for f in failed))
-        return "fail", f"{len(failed)} of {_checks(known)} failed: {causes}"
+        return "fail", f"{len(failed)} of {counted(known, 'check')} failed: {causes}"
     if count["error"]:
-        return "error", f"{len(count['error'])} of {_checks(known)} could not be completed"
+        return "error", f"{len(count['error'])} of {counted(known, 'check')} could not be completed"
     if not known:
         return "unsure", f"not examined: {found[0].evidence}"
-    return "pass", f"{_checks(known)} passed"
-
-
-def _checks(count: int) -> str:
-    return f"{count} check{'s' * (count != 1)}"
+    return "pass", f"{counted(known, 'check')} passed"
 
 
 def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
@@ -85,7 +82,7 @@ def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
     ranked = [finding for _, finding in x.ranked()]
     if not ranked:
         broken = [f for _, f in x.found if f.verdict == "error"]
-        known = _checks(sum(f.verdict in ("pass", "error") for _, f in x.found))
+        known = counted(sum(f.verdict in ("pass", "error") for _, f in x.found), "check")
         said = f", but {len(broken)} of {known} could not be completed" if broken else f": {known} passed"
         yield "", f"No cause found{said}."
         yield from ((ITEM, f"{finding.check}: {finding.evidence}") for finding in broken)
@@ -129,7 +126,7 @@ def open_checks(x: Examination, everything: bool) -> Iterator[str]:
     """Areas of which nothing is known, and single checks of other areas that are open, by their reason."""
     waiting = [finding for source, finding in x.found if source == "trends" and finding.verdict == "unsure"]
     if waiting and not everything:
-        yield f"{_checks(len(waiting))} of the course of the run: it has too few steps for them, or not their metrics"
+        yield f"{counted(len(waiting), 'check')} of the course of the run: it has too few steps for them, or not their metrics"
     for stage in STAGES:
         found = [f for f in x.of_stage(stage) if everything or not (f in waiting and len(waiting) > 1)]
         if not x.of_stage(stage):

@@ -1,8 +1,9 @@
 """The user's own loss, advantages or rewards: FILE.py:FUNCTION in place of a built-in choice. Imports nothing heavy.
 
 One contract holds for all three. The function is called with two arguments, what it computes on and the settings of the
-built-in computation, and gives numbers. It has no effects and no random numbers of its own: every process calls it with
-the same rewards and compares nothing. What goes wrong in it is said in one sentence with file and line.
+built-in computation, and gives numbers. It has no effects and no random numbers of its own: every process calls it, for
+advantages and rewards with the same samples, for a loss with its own tokens, and nothing compares what they give. What goes
+wrong in it is said in one sentence with file and line.
 
     --loss FILE.py:FUNCTION       (LossInputs, Objective) -> tensor of shape [], the sum over the N tokens of a microbatch
                                   that is minimised. Called once for each microbatch, so it must be a plain sum over

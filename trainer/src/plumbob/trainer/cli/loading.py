@@ -12,15 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plumbob.console.working import Working
 
 
-def announce(what: str) -> AbstractContextManager[object]:
+def announce(what: str) -> Working:
     """Say on stderr what is loaded in the body of this context. Of several processes of a run, only rank 0 says it."""
-    return Working(f"loading {what}") if os.environ.get("RANK", "0") == "0" else nullcontext()
+    return Working(f"loading {what}", silent=os.environ.get("RANK", "0") != "0")
 
 
 _IN_ORDER = (

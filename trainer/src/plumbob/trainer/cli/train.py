@@ -78,10 +78,14 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         import_transformers()
         wake_gpu()
         import_verifiers()
-        from plumbob.trainer.training.dry_run import dry_run
-        from plumbob.trainer.training.train import run
+        if dry:
+            from plumbob.trainer.training.dry_run import dry_run
 
-    return dry_run(config, run_dir, _origins(cls, given)) if dry else run(config, run_dir)
+            begin = partial(dry_run, origins=_origins(cls, given))
+        else:
+            from plumbob.trainer.training.train import run as begin
+
+    return begin(config, run_dir)
 
 
 def _origins(cls: type[TrainConfig], given: Mapping[str, Any]) -> dict[str, str]:

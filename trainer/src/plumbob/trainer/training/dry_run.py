@@ -1,7 +1,8 @@
 """`train ... --dry-run`: the settings of a run with where they come from, its memory by part, and what a step's time depends on.
 
-Nothing is started or written, no weights are loaded, and of a model on the hub only its configuration is downloaded: the
-model is built without memory for its weights (torch's device "meta"), and its shapes are counted.
+Nothing is started or written, but that with `--resume` what an interrupted save left is tidied up, as by a run. No weights are
+loaded, and of a model on the hub only its configuration is downloaded: the model is built without memory for its weights (torch's
+device "meta"), and its shapes are counted.
 """
 
 from __future__ import annotations

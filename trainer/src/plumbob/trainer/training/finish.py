@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +46,10 @@ def finish(run: Run, seconds: float) -> int:
         )
         return 1
     try:
-        with Working("saving the model") if run.world.is_main else nullcontext() as line:
+        with Working("saving the model", silent=not run.world.is_main) as line:
             _load_best(run)
             run.policy.save_final(directory / "model")
-            if line is None:
+            if not run.world.is_main:
                 return 0
             run.tokenizer.save_pretrained(directory / "model")
             # Before the comparison too: loading the model again takes memory, and may end the process.

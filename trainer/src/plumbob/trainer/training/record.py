@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import verifiers.v1 as vf
+from plumbob.console import counted
 from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
@@ -196,7 +197,7 @@ class RunRecorder:
         """Report what hung, in every step, and each other reason why rollouts are left out when it first occurs."""
         for reason, count in Counter(batch.failures).items():
             if reason.startswith("stuck in "):
-                self.note(f"step {step}: {count} rollout{'s' * (count > 1)} {reason}, left out of their groups")
+                self.note(f"step {step}: {counted(count, 'rollout')} {reason}, left out of their groups")
             elif reason not in self._seen_failures:
                 self._seen_failures.add(reason)
                 # What has no turn or no finite reward has not failed, but cannot be used.

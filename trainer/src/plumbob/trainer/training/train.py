@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -61,10 +61,8 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
                 check_hub_access(config)
         try:
             named = " and ".join(env for env, _ in config.members)
-            with (
-                Working(f"loading the tasks of {named} and {config.model}") if world.is_main else nullcontext() as line
-            ):
-                run_ = set_up(config, world, resume_from, line.say if line is not None else lambda _: None)
+            with Working(f"loading the tasks of {named} and {config.model}", silent=not world.is_main) as line:
+                run_ = set_up(config, world, resume_from, line.say)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
         # Tasks and model stay to the end, and a step's rollouts to its end. Collections look through them again and again
@@ -135,19 +133,17 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 # Rank 0 decides for all processes, because their clocks may disagree on whether a checkpoint is due.
                 if world.from_main(run_.is_over or is_new_best(run_) or schedule.is_due(state.step)):
                     _save(run_, recorder, schedule)
-        except (RunFailed, SyncError, UnsupportedTaskset, OwnFunctionError) as error:
+        except OwnFunctionError as error:
             recorder.failed(state.step + 1, error)
-            own = isinstance(error, OwnFunctionError)
-            if own and not world.is_main:  # it may have failed here alone, and the others wait
-                print(f"Error: {error}", file=sys.stderr, flush=True)
-                os._exit(2)
-            if isinstance(error, RunFailed) or own:
-                unmoved = world.size == config.updates_per_step == 1 if own else error.unmoved
-                saved = _save(run_, recorder, schedule) if unmoved and state.step > state.first_step else None
-                option = "" if own else error.resume_with
-                if saved or option:
-                    _note_checkpoint(run_, recorder, saved, option)
-            return 2 if own else 1
+            return _end_by_own_function(run_, recorder, schedule, error)
+        except (RunFailed, SyncError, UnsupportedTaskset) as error:
+            recorder.failed(state.step + 1, error)
+            if isinstance(error, RunFailed):
+                unsaved = error.unmoved and state.step > state.first_step
+                saved = _save(run_, recorder, schedule) if unsaved else None
+                if saved or error.resume_with:
+                    _note_checkpoint(run_, recorder, saved, error.resume_with)
+            return 1
         except Interrupted:
             saved = _save(run_, recorder, schedule)
             kept = (
@@ -193,6 +189,19 @@ def _failing_decently(run_: Run) -> Generator[None]:
         raise RunFailed(
             f"the step runs out of memory{explanation(run_, longest)}. {failed}", resume_with=resume_with(run_, longest)
         ) from None
+
+
+def _end_by_own_function(run_: Run, recorder: Recorder, schedule: checkpoint.Schedule, error: OwnFunctionError) -> int:
+    """Save what a mistake in the user's own function has not touched; returns the exit code."""
+    world, state = run_.world, run_.state
+    if not world.is_main:  # it may have failed here alone, and the others wait
+        print(f"Error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
+    # Several processes do not fail alike, and an earlier update of the step has moved the weights.
+    unsaved = world.size == run_.config.updates_per_step == 1 and state.step > state.first_step
+    if unsaved and (saved := _save(run_, recorder, schedule)):
+        _note_checkpoint(run_, recorder, saved, "")
+    return 2
 
 
 def _note_checkpoint(run_: Run, recorder: Recorder, saved: Path | None, option: str) -> None:

@@ -35,7 +35,8 @@ def results(m: Matrix) -> Evidence | None:
         every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
         fine = [one for one in every if not says_failed(one[1])]
         fails = [one for one in fine if says_failed(one[2])]
-        other = [o for o in fine if o not in fails and sorted(squeezed(o[1]).split()) != sorted(squeezed(o[2]).split())]
+        read = [one for one in fine if not says_failed(one[2])]
+        other = [one for one in read if sorted(squeezed(one[1]).split()) != sorted(squeezed(one[2]).split())]
         for bad, share, cause in ((fails, CALLS_FAILED, "tools-fail"), (other, 0.0, "tool-results-wrong")):
 
             def said(first: tuple[Played, str, str], how: str = how) -> str:

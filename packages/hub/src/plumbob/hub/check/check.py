@@ -37,7 +37,10 @@ def run_check(target: str | Path, settings: Mapping[str, Any] | None = None, tim
     subject = of_project(read_project(target.resolve())) if isinstance(target, Path) else resolve(target)
     with Working(f"checking {target}: metadata and contents") as line:
         from_metadata = [*(check(subject) for check in CHECKS), contents(subject, timeout)]
-        say = lambda doing: line.say(f"checking {target}: {doing}")  # noqa: E731 - read on one line
+
+        def say(doing: str) -> None:
+            line.say(f"checking {target}: {doing}")
+
         return Report(str(target), (*from_metadata, *observe(subject, dict(settings or {}), timeout, say)))
 
 

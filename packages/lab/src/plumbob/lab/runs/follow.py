@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from plumbob.console import UserError
+from plumbob.console.text import stderr_width
 from plumbob.lab.run_files import RunFiles
 from plumbob.lab.runs.plan import Planned
 
@@ -113,8 +114,7 @@ def _signals_passed_on(under_way: Mapping[int, _Started]) -> Generator[list[int]
 def _show(text: str) -> None:
     """In a terminal, show a text in one line in place of the one before; elsewhere nothing."""
     if sys.stderr.isatty():
-        width = os.get_terminal_size(sys.stderr.fileno()).columns
-        print(f"\r\033[K{text[: width - 1]}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{text[: stderr_width() - 1]}", end="", file=sys.stderr, flush=True)
 
 
 def _progress(run: RunFiles) -> str:

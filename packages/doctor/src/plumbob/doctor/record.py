@@ -1,7 +1,7 @@
 """`StepRecord`: what one training step did, from its requests to the engine to the weights that it left.
 
 A trainer fills it, and nothing in it depends on which trainer that is: every field has a neutral name, a shape and a unit.
-`write` and `read` store it as one `.npz` file, of at most about 40 bytes a token.
+`write` and `read` store it as one `.npz` file, of about 20 bytes a token.
 
 Notation: B rows of the step; T tokens of a row, n of them sampled; W sampled entries of a weight tensor.
 """

@@ -133,7 +133,7 @@ class Decoding:
         self._pool: Any = None
         self._inputs = (self.before, self.positions, self.temperatures, self.pages, self.uniforms, self.ids)
         # Page-locked, because the CPU would wait for a copy from or into other memory. A run takes those of the last but one.
-        self._memory: deque[tuple[list[torch.Tensor], list[torch.Tensor], torch.cuda.Event | None]] = deque()
+        self._memory: deque[tuple[list[Any], list[Any], torch.cuda.Event | None]] = deque()
         """Copies on the CPU of the inputs and of the outputs, and the event after which they may be used again."""
         for _ in range(2 if self.cuda else 0):
             copies = [torch.empty_like(x, device="cpu", pin_memory=True) for x in (*self._inputs, *self._outputs)]
@@ -159,7 +159,7 @@ class Decoding:
         positions[count:] = pages[count:] = lanes.ids[count:size] = 0
         positions[:count][ends], pages[:count][ends] = 0, 0
         uniforms = _next_uniforms(lanes, size, tokens, under_way).T
-        copies, outputs, free = self._memory.popleft() if self.cuda else ((None,) * len(self._inputs), None, None)
+        copies, outputs, free = self._memory.popleft() if self.cuda else ([None] * len(self._inputs), [], None)
         if free is not None:
             free.synchronize()
         given = [before, positions, lanes.temperatures[:size], pages, uniforms, *(() if after else (lanes.ids[:size],))]
@@ -177,12 +177,11 @@ class Decoding:
         graph = self._graph(size)
         for _ in range(tokens):
             graph.replay()
-        assert outputs is not None
         for host, buffer in zip(outputs, self._outputs, strict=True):
             host.copy_(buffer, non_blocking=True)
         finished = torch.cuda.Event()
         finished.record()
-        self._memory.append((list(copies), outputs, finished))
+        self._memory.append((copies, outputs, finished))
         return Run(outputs[0][:tokens, :count], outputs[1][:tokens, :count], finished)
 
     @torch.inference_mode()

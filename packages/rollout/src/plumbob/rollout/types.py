@@ -179,6 +179,8 @@ class Sample:
     """The oldest policy version that any of the rollout's turns was sampled with; None for a rollout without a turn."""
     seconds: float = 0.0
     """Wall time from the rollout's start to the end of its last turn."""
+    tool_seconds: float = 0.0
+    """The part of `seconds` in which the rollout waited for the results of its tools."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The environment's metrics, by name."""
     rewards: dict[str, float] = field(default_factory=dict)

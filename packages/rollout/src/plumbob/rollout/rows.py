@@ -29,9 +29,9 @@ def to_sample(trace: vf.Trace, group: str) -> Sample:
         truncated=trace.is_truncated or trace.is_timeout,
         policy_version=min(trace.info.get("policy_versions", ()), default=None),
         seconds=max(trace.timing.agent.end - trace.timing.agent.start, 0.0),
-        tool_seconds=trace.timing.agent.harness.duration,
         metrics={name: value for name, value in trace.metrics.items() if value is not None},
         rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
         reward_weights={name: reward.weight for name, reward in trace.rewards.items() if reward is not None},
         trace_id=trace.id,
+        tool_seconds=trace.timing.agent.harness.duration,
     )

@@ -223,7 +223,8 @@ class Decoding:
                 self._step(size)  # compiles the kernels, and sets up the libraries' workspaces
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Other threads, such as one that embeds documents, may allocate meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 self._step(size)
             self._pool = self._pool or graph.pool()
             self._graphs[size] = graph

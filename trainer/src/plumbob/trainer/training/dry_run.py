@@ -175,8 +175,7 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     else:
         whole = not config.peft or kind != "replicated"  # nothing that the engine could share with the trainer
         copied = total - (0 if whole else halved if config.bf16 else total - trained)
-        copies = copied + (total if engine == "paged" else 0)
-        parts.append(Part("the engine's copy of weights", copies * dtype.itemsize, f"--engine {engine}"))
+        parts.append(Part("the engine's copy of weights", copied * dtype.itemsize, f"--engine {engine}"))
         if cache is not None and engine == "paged" and gpu:
             cache = min(cache, int(config.engine_memory * gpu))
         parts.append(Part("the engine's cache", cache, f"at most: {slots} rollouts of {config.max_context} tokens"))

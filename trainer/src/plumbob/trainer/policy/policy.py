@@ -17,7 +17,7 @@ from plumbob.trainer.distributed.base import MakeOptimizer, Replicated, Sharding
 from plumbob.trainer.distributed.launcher import Request, shard
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy.compiling import compile_layers, uncompiled
-from plumbob.trainer.policy.forward_plan import ForwardPlan, plan_forward
+from plumbob.trainer.policy.forward_plan import ForwardPlan, in_type, plan_forward
 from plumbob.trainer.policy.merged_weights import merged_state
 from plumbob.trainer.policy.packed_attention import SHARES_WITH_FLASH, has_flash
 from plumbob.trainer.policy.packing import pack, pack_padded, pack_prompts
@@ -158,24 +158,19 @@ class Policy:
     def in_float32(self) -> Generator[None]:
         """In this context scores are computed in float32, also in a run with `--bf16`, to tell small changes from rounding.
 
-        Frozen matrices that are held in bfloat16 take 4 bytes per parameter meanwhile. Where the forward pass is a
-        collective, nothing changes. No gradient may be computed here: it would be that of another run.
+        Where the forward pass is a collective, nothing changes. No gradient may be computed here: it would be that of
+        another run.
         """
         if not self.config.bf16 or self.sharding.collective_forward:
             yield
             return
-        halves = {p: p.data for p in self.model.parameters() if p.dtype == torch.bfloat16}
         scorer, flash = self.scorer.bf16, self._flash
         try:
-            for parameter, half in halves.items():
-                parameter.data = half.float()
             self.scorer.bf16 = self._flash = False
-            with uncompiled(), torch.no_grad():
+            with in_type(self.model, torch.float32), uncompiled(), torch.no_grad():
                 yield
         finally:
             self.scorer.bf16, self._flash = scorer, flash
-            for parameter, half in halves.items():
-                parameter.data = half
 
     @property
     def shares(self) -> bool:
@@ -331,18 +326,28 @@ def _remove_dropout(model: PreTrainedModel) -> None:
 def _halve_frozen_weights(model: PreTrainedModel, device: torch.device | None) -> None:
     """Store frozen matrices in bfloat16 if that changes no value, as in models that were published in bfloat16.
 
-    Autocast would otherwise cast them in each pass. Embeddings and norms stay float32, because the residual stream
-    begins with them. `device`: where these matrices are compared and then stay; None: where they are. A GPU compares those
-    of a model of 1.5B parameters in milliseconds, a CPU in seconds.
+    Autocast would otherwise cast them in each pass. What embeddings give becomes float32 under autocast, because the
+    residual stream begins with it. `device`: where these matrices are compared and then stay; None: where they are, and
+    embeddings stay float32, because a model whose weights are divided is. A GPU compares those of a model of 1.5B
+    parameters in milliseconds, a CPU in seconds.
     """
-    tied = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+    embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    kept = {id(p) for m in embeddings if device is None or type(m) is not torch.nn.Embedding for p in m.parameters()}
     for module in model.modules():
-        if not isinstance(module, torch.nn.Linear):
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             continue
         for parameter in module.parameters(recurse=False):
-            if parameter.requires_grad or id(parameter) in tied:
+            if parameter.requires_grad or parameter.dtype != torch.float32 or id(parameter) in kept:
                 continue
             parameter.data = parameter.data.to(device)
             half = parameter.data.bfloat16()
             if torch.equal(half.float(), parameter.data):
                 parameter.data = half
+    for module in embeddings:
+        if module.weight.dtype == torch.bfloat16:
+            module.register_forward_hook(_widen)
+
+
+def _widen(module: torch.nn.Module, args: object, hidden: torch.Tensor) -> torch.Tensor:
+    """A hook: what the module gives is float32 in the trainer, whose passes have autocast, and not in an engine's copy."""
+    return hidden.float() if torch.is_autocast_enabled(hidden.device.type) else hidden

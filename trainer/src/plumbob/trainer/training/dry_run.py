@@ -191,10 +191,10 @@ def _gpu() -> int:
 
 
 def _frozen_halves(model: PreTrainedModel) -> int:
-    """Number of weights that a run with --bf16 and --peft holds in bfloat16: those of frozen linear layers, embeddings not."""
-    tied = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
-    own = (p for m in model.modules() if isinstance(m, torch.nn.Linear) for p in m.parameters(recurse=False))
-    return sum(p.numel() for p in own if id(p) not in tied and not p.requires_grad)
+    """Number of weights that a run with --bf16 and --peft holds in bfloat16: those of frozen linear layers and embeddings."""
+    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    own = {p for m in model.modules() if isinstance(m, kinds) for p in m.parameters(recurse=False)}
+    return sum(p.numel() for p in own if not p.requires_grad)
 
 
 def activation_bytes(model: PreTrainedModel, tokens: int, config: TrainConfig) -> int:

@@ -13,6 +13,7 @@ from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.inference.paged import engine as paged
 from plumbob.trainer.inference.paged.decoding import UNIFORMS
 from plumbob.trainer.inference.paged.engine import PagedEngine
+from plumbob.trainer.inference.paged.opening import open_paged
 from plumbob.trainer.inference.paged.pages import TRASH, OutOfPages, PagePool
 from plumbob.trainer.inference.paged.sampling import BLOCK, sample
 from plumbob.trainer.inference.paged.weights import Weights
@@ -169,6 +170,35 @@ def test_score_takes_the_ways_of_a_rollout_and_equals_a_whole_pass(model):
         logits = model(torch.tensor([ids])).logits[0, :-1]
     whole = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
     assert engine.score(ids) == pytest.approx(whole.tolist(), abs=2e-5)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_frozen_base_is_held_once_and_trainer_and_engine_compute_what_they_did(model, make_policy, bf16):
+    """Under LoRA the trainer's frozen matrices become views of the engine's joined ones; all weights are never shared."""
+    ids, row = list(range(5, 60)), parity_row(list(range(5, 60)))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.bfloat16())  # as models are published, so that they are held in bfloat16
+    policy = make_policy(copy.deepcopy(model), peft=True, bf16=bf16)
+    scored, apart = (
+        policy.score([row], 1.0).logprobs,
+        PagedEngine(Weights.of(policy.engine_model(), 600), max_length=512),
+    )
+    engine = open_paged(policy.engine_model(), 4, 512, 0.4)
+    served = engine.served_weights()
+    for name, p in policy.model.named_parameters():
+        assert (served[name].data_ptr() == p.data_ptr()) == (not p.requires_grad and "norm" not in name), name
+    assert torch.equal(policy.score([row], 1.0).logprobs, scored)
+    assert engine.score(ids) == apart.score(ids)
+    policy.score([row], 1.0).logprobs.sum().backward()
+    assert all(p.grad is not None for p in policy.trainable.values())
+    with policy.in_float32():
+        policy.score([row], 1.0)
+    assert engine.score(ids) == apart.score(ids)
+    whole = make_policy(model)
+    engine = open_paged(whole.engine_model(), 4, 512, 0.4)
+    mine = {p.untyped_storage().data_ptr() for p in whole.model.parameters()}
+    assert not mine & {t.untyped_storage().data_ptr() for t in engine.served_weights().values()}
 
 
 @pytest.mark.parametrize("peft", [False, True])

@@ -42,7 +42,7 @@ PREFILL_TOKENS = 1 << 14
 
 
 class PagedEngine(InProcessEngine[PagedRequest]):
-    """A `TrainingEngine` over copies of a Llama- or Qwen-like model's weights, in this process.
+    """A `TrainingEngine` over the weights of a Llama- or Qwen-like model, in this process.
 
     At most `max_slots` requests decode at once, active request i in lane i, and the others wait. `max_length` limits
     prompt and completion together, in tokens. `num_pages`: pages of the cache; enough for `max_slots` rollouts of

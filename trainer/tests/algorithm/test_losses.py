@@ -203,7 +203,6 @@ def test_an_objective_has_its_loss_types_bounds_and_no_kl_where_the_reward_has_i
     assert of(loss_type="cispo") == Objective("cispo", 0.2, 4.0)
     assert of(loss_type="dapo", epsilon_high=0.28) == Objective("dapo", 0.2, 0.28)
     assert of(kl_beta=0.1) == Objective("dr_grpo", 0.2, 0.2, 0.1, "k2")
-    assert of(kl_beta=0.1, kl_estimator="reward") == Objective("dr_grpo", 0.2, 0.2, 0.0, "k1")
     assert of(kl_beta=0.1, kl_estimator="k3").kl_estimator == "k3"
 
 

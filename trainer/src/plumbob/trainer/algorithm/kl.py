@@ -11,7 +11,7 @@ arXiv:2512.21852):
 | k2 = d^2 / 2 | biased, of second order where p is near q | right: that of KL(p \\|\\| q) | biased |
 | k3 = e^-d - 1 + d | unbiased, never negative | that of KL(q \\|\\| p), the other divergence | biased |
 
-So k2 is for the loss and k1 for the reward. This holds if x is sampled from the policy that is differentiated. In later
+So the loss has k2 by default. This holds if x is sampled from the policy that is differentiated. In later
 optimizer steps of a training step it is not, so the loss multiplies each estimate by the token's importance ratio r,
 without a gradient through r. Another way to the same gradient is r k3 with a gradient through r (arXiv:2512.02556): its
 gradient, r (k3 + 1 - e^-d) grad log p = r d grad log p, is that of r k2 token by token. A KL term in the loss leaves
@@ -37,7 +37,7 @@ def bounded_exp(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """log p - log q, elementwise. Right in the reward; its gradient as part of the loss is E[grad log p] = 0."""
+    """log p - log q, elementwise. Its gradient as part of the loss is E[grad log p] = 0."""
     return logprobs - ref_logprobs
 
 

@@ -42,11 +42,16 @@ TABLE = """
   random_rewards | false | --trained-reward random draws rewards by lot
   threads | 0 any | the variable OMP_NUM_THREADS sets the number of CPU threads; a tiny model has one
   keep_traces | auto any | a run stores all its rollouts, or as many groups of each step as fit into 10 GB together
-  kl_placement | loss | --kl-estimator reward subtracts the KL penalty from the reward
+  kl_placement | loss | the KL penalty is in the loss, where --kl-estimator k2 has the KL divergence's own gradient
   delta | - | --loss-type cispo bounds the ratio of every token
   importance_cap | 1.05 2 | weights of tokens are cut to 2 (token_truncate), and rows beyond 1.05 are left out
       (sequence_mask)
   stop_when_flat | any | a run takes all its steps, and --keep-best keeps the best checkpoint
+  max_tool_seconds | 120 any | a tool call may take a fifth of --max-seconds
+  parity_limit | any | a run stops if engine and trainer differ by more than 0.001 nats on average, or 0.25 with --bf16
+  vllm_sync | any | a server says how it takes weights, which --sync of `vf-vllm` sets
+  vllm_gpus | - | start a server on these GPUs, `CUDA_VISIBLE_DEVICES=1,2 vf-vllm --model MODEL`, and give its --vllm-url
+  scale_epsilon | 0.0001 | the standard deviation by which --scale-rewards divides has 0.0001 added
   keep_control_tokens | false | a control token that a message spells stays text
   explain_unread_calls | true | the model is told the form of a call that could not be read, at most twice in a rollout
 """
@@ -98,7 +103,7 @@ TRL and its Trainer
 accelerate and torchrun
   num_processes num_machines nproc_per_node nnodes machine_rank config_file | `accelerate launch --num-processes N
       -m plumbob.trainer ENV ...`, where it stands before -m
-  gpu_ids gpus cuda_visible_devices | the variable CUDA_VISIBLE_DEVICES, or --vllm-gpus for the server of the run
+  gpu_ids gpus cuda_visible_devices | the variable CUDA_VISIBLE_DEVICES, of `train` or of `vf-vllm`
   mixed_precision | --bf16
 verifiers
   rollouts_per_example | --num-generations
@@ -106,7 +111,7 @@ verifiers
       --microbatch-tokens, in tokens
   max_seq_len max_seq_length max_response_length | --max-context for a whole rollout, --max-tokens for a turn
   env_kwargs | -a NAME=VALUE, or --NAME VALUE
-  inference_gpu_ids | --vllm-gpus
+  inference_gpu_ids | the variable CUDA_VISIBLE_DEVICES of `vf-vllm`, and --vllm-url
 verl, OpenRLHF and slime
   rollout_n n_samples_per_prompt group_size | --num-generations
   train_batch_size rollout_batch_size global_batch_size | --batch-size, in rollouts
@@ -190,8 +195,7 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def under_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an older run's file that decided what was learned and have another name now."""
-    found = {"trained_reward": "random"} if values.get("random_rewards") else {}
-    return found | ({"kl_estimator": "reward"} if values.get("kl_placement") == "reward" else {})
+    return {"trained_reward": "random"} if values.get("random_rewards") else {}
 
 
 def _same_text(value: Any) -> str:

@@ -49,9 +49,12 @@ class RolloutOptions(ChatOptions):
     """Maximum number of tokens in one rollout, prompt and tool results included."""
     max_seconds: float = option(600.0, above=0)
     """Time limit of one rollout's setup and turns, and another of the same length for its scoring, in seconds. Turns
-    sampled until then are kept."""
-    max_tool_seconds: float = option(120.0, above=0)
-    """Time limit of one tool call, and of any environment code (hook, metric, reward) that blocks other rollouts, in
-    seconds. A rollout that exceeds it has failed, and what hung is named."""
+    sampled until then are kept. One tool call, and any environment code (hook, metric, reward) that blocks other
+    rollouts, may take a fifth of it: otherwise the rollout has failed, and what hung is named."""
     max_concurrent: int = option(128, at_least=1)
     """Maximum number of rollouts that each process samples at the same time."""
+
+    @property
+    def max_tool_seconds(self) -> float:
+        """Time limit of one tool call, and of environment code that blocks other rollouts, in seconds."""
+        return self.max_seconds / 5

@@ -74,13 +74,8 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """Largest share of each GPU's memory for the keys and values of rollouts, with --engine paged. With --engine vllm:
     the whole share of the server that the run starts, its weights included (vLLM's --gpu-memory-utilization)."""
     vllm_url: tuple[str, ...] = option((), "--vllm-server-base-url")
-    """URL of a running vf-vllm server, for --engine vllm; may be repeated. Default: the run starts a server of its
-    own."""
-    vllm_sync: Literal["lora", "nccl", "ipc", "disk"] | None = option(None)
-    """How trained weights are sent to vLLM. Default: lora (the adapter) with --peft; else nccl between GPUs, ipc on a
-    shared GPU, disk without a GPU."""
-    vllm_gpus: str | None = option(None)
-    """GPUs of the vLLM server that the run starts, such as 1,2. Default: the trainer's GPUs, shared with it."""
+    """URL of a running vf-vllm server, for --engine vllm; may be repeated. Default: the run starts a server of its own,
+    on the trainer's GPUs."""
     vllm_sleep: bool = option(False, "--vllm-enable-sleep-mode")
     """Let the vLLM server that the run starts free its GPU memory while a step trains."""
 
@@ -162,11 +157,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
             "--max-staleness samples rollouts while a step trains, so it needs --engine vllm and --peft, and no "
             "--vllm-sleep",
         )
-        require((self.vllm_sync == "lora") <= self.peft, "--vllm-sync lora sends an adapter: it needs --peft")
-        require(
-            self.vllm_sync in (None, "lora") or not self.peft,
-            "with --peft, weights are synced as an adapter: leave --vllm-sync out or set it to lora",
-        )
 
     def _check_mixture(self) -> None:
         """Raise UserError for what a run of several environments cannot have."""
@@ -222,15 +212,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
         """(mode, cap) of the importance weights, with the default for the precision."""
         mode = self.importance_correction or ("token_truncate" if self.bf16 or self.max_staleness else "none")
         return mode, CAPS[mode]
-
-    def weight_sync(self, on_gpu: bool) -> Literal["lora", "nccl", "ipc", "disk"]:
-        """How weights reach vLLM: --vllm-sync, or the default for what is trained and where vLLM runs."""
-        if self.vllm_sync is not None:
-            return self.vllm_sync
-        if self.peft:
-            return "lora"
-        shared = not self.vllm_url and self.vllm_gpus is None
-        return "disk" if not on_gpu else "ipc" if shared else "nccl"
 
     @property
     def fixed_on_resume(self) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ def _judged(config: TrainConfig) -> Iterator[tuple[str, str, bool, str]]:
     rollouts, size = config.rollouts_per_step(1), config.num_generations
     few, said = rollouts // size < FEWEST_GROUPS, f"a step has {rollouts // size} groups of {size} rollouts"
     yield "a step has enough groups", "too-little-signal", few and rollouts < FEWEST_ROLLOUTS, said
-    if config.kl_in_loss:
-        estimator = config.objective().kl_estimator
+    if config.kl_beta:
+        estimator = config.kl_estimator
         bad = estimator == "k1"  # E_p[grad log p] = 0, and so it is with the importance ratio of later updates
         said = f"--kl-beta {config.kl_beta:g} in the loss, with the estimator {estimator}"
         said += ", whose gradient is 0 on average: it adds noise and holds nothing" if bad else ""

@@ -76,7 +76,7 @@ Rollouts and evaluations
   rollout/engine_errors | rollouts | Number of rollouts that failed in the engine, or where the chat template turns
       messages into tokens: the part of rollout/errored that is not the environment's.
   rollout/stuck | rollouts | Number of failed rollouts (they are also in rollout/errored) in which a tool, hook or
-      reward did not end within --max-tool-seconds, or scoring within --max-seconds.
+      reward did not end within a fifth of --max-seconds, or scoring within --max-seconds.
   rollout/no_turn | rollouts | Number of rollouts left out because they ended before the model's first turn, for example
       because the prompt alone reaches --max-context.
   rollout/unusable_tokens | tokens | Mean number of sampled tokens of the rollouts that failed or cannot be used;

@@ -35,18 +35,13 @@ def metrics_before_training(run: Run, batch: Batch, advantages: Advantages) -> d
     }
 
 
-def training_metrics(
-    run: Run, batch: Batch, tally: Tally, report: SyncReport, kl_sums: Sequence[float] | None
-) -> dict[str, float]:
+def training_metrics(run: Run, tally: Tally, report: SyncReport) -> dict[str, float]:
     """The other metrics of a step, except its times. Collective, because the processes compare their memory.
 
-    `tally`: the total of all processes. `kl_sums` [B]: each sample's KL divergence to the reference policy, in nats, if
-    it is part of the reward; None if not.
+    `tally`: the total of all processes.
     """
-    sampled = sum(s.num_sampled for s in batch.samples)
     return {
         **tally.metrics(),
-        **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sampled, 1)}),
         **sync_metrics(report),
         **memory_metrics(run.world, run.state),
         "train/microbatch_tokens": run.state.microbatch_tokens,

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shlex
 import socket
 import subprocess
 import sys
@@ -37,7 +36,6 @@ from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.live import load_subject
 from plumbob.trainer.evaluation.run import run as evaluate
 from plumbob.trainer.inference.load import load_engine
-from plumbob.trainer.inference.vllm import vf_vllm
 from plumbob.trainer.policy.loading import load_tokenizer
 from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
 from plumbob.trainer.rollouts.templates import check_template
@@ -207,23 +205,6 @@ def test_a_request_may_set_variables_of_the_template(plain):
     usual, other = asyncio.run(main())
     assert usual == len(server.chat.prompt(HELLO, []).token_ids)
     assert other == len(server.chat.prompt(HELLO, [], {"mood": "very very calm"}).token_ids) > usual
-
-
-def test_vf_vllm_passes_both_on(plain):
-    def planned(text, known=None):
-        return shlex.join(vf_vllm.plan(shlex.split(text), {}, known).argv)
-
-    command = planned(
-        f"-m tiny --chat-template {plain} --chat-template-args enable_thinking=false --chat-template-args n=2"
-    )
-    assert '--default-chat-template-kwargs \'{"enable_thinking": false, "n": 2}\'' in command
-    assert f"--chat-template {plain}" in command and "--chat-template-args" not in command
-    assert "--default-chat-template-kwargs" not in planned("-m tiny --chat-template '{{ messages }}'")
-    with pytest.raises(UserError, match="there is no file nowhere"):
-        planned("-m tiny --chat-template nowhere.jinja")
-    with pytest.raises(UserError, match="install a newer vLLM"):
-        planned("-m tiny --chat-template-args a=1", known="enable_scale_out")
-    assert "default-chat" in planned("-m tiny --chat-template-args a=1", known="default_chat_template_kwargs")
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from plumbob.console import UserError
-from plumbob.trainer.config.removed import accept_removed, under_new_names, without_removed
+from plumbob.trainer.config.removed import REMOVED_VALUES, accept_removed, under_new_names, without_removed
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -205,14 +205,14 @@ def spellings(cls: Any) -> dict[str, str]:
 
 
 def read_toml(path: Path, cls: Any) -> dict[str, Any]:
-    """Settings of the dataclass `cls` from a TOML file, without those that are gone.
+    """Settings of the dataclass `cls` from a TOML file, without those, and without values, that are gone.
 
     Raises UserError for a missing or invalid file or an unknown key.
     """
     values, unknown_options = read_file(path, cls)
     for key in without_removed(unknown_options):
         raise UserError(f"{path} has an unknown key {key!r}{did_you_mean(key, list(spellings(cls)))}")
-    return values
+    return {key: value for key, value in values.items() if (key, value) not in REMOVED_VALUES}
 
 
 def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:

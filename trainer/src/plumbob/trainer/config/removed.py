@@ -148,6 +148,9 @@ REMOVED = {row[0]: Removed(*row) for row in table_rows(TABLE)}
 INSTEAD = {name: say for names, say in table_rows(OTHERS) for name in names.split()}
 """Name of another trainer's option, with underscores -> what to write here."""
 
+REMOVED_VALUES = (("kl_estimator", "reward"),)
+"""(setting, a value that it does not take any more)."""
+
 SWITCHES = (
     *(
         "random_rewards",

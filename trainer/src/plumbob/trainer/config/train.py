@@ -108,8 +108,7 @@ class TrainConfig(RolloutOptions, LearningConfig):
     evaluations also report pass@k, for k = 1, 2, 4, ... up to this number; a rollout with a reward of 1 passes."""
     keep_best: str | None = option(None)
     """Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the final
-    model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean. Of a metric that is
-    nothing the model earns, such as policy/entropy, a warning says so."""
+    model: eval/greedy, eval/sampled, eval/pass@K, or what it earns in each step, such as reward/mean."""
     save_steps: int | None = option(None, at_least=1)
     """Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's time."""
     save_total_limit: int = option(2, at_least=1)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
 from plumbob.trainer.algorithm.learning_rate import default_rate, learning_rate
-from plumbob.trainer.config import doubtful_settings
 from plumbob.trainer.config.train import TrainConfig
 
 FEWEST_GROUPS, FEWEST_ROLLOUTS = 4, 32
@@ -57,7 +56,3 @@ def _judged(config: TrainConfig) -> Iterator[tuple[str, str, bool, str]]:
         said = f"--weight-decay {config.weight_decay:g} alone leaves {left:.1%} of each weight after {steps} steps"
         bad = fast < LEFT_IN_A_HUNDRED or left < LEFT_AT_THE_END
         yield "weight decay leaves the weights", "learning-rate-too-high", bad, said
-    if config.keep_best is not None:
-        why = doubtful_settings.why_not_better(config.keep_best)
-        said = why or f"--keep-best {config.keep_best} keeps the checkpoint that earns the most"
-        yield "the final model is chosen by what it earns", "saved-model-differs", why is not None, said

@@ -20,7 +20,7 @@ from plumbob.console.working import Working
 from plumbob.rollout import blocking
 from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.algorithm.own_functions import OwnFunctionError
-from plumbob.trainer.config.doubtful_settings import checkpoint_warnings, reward_warnings, sampling_warnings
+from plumbob.trainer.config.doubtful_settings import reward_warnings, sampling_warnings
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world, leave_world
@@ -213,7 +213,7 @@ def _own_lines(run_: Run) -> list[str]:
     """What is said before the first step of this kind of run: biases of sampling, or some demonstrations."""
     if isinstance(run_.config, SftConfig):
         return [f"--- {row.group}\n{shown(run_.tokenizer, row)}" for row in run_.demonstrations[: _asked_for(run_)]]
-    return [*reward_warnings(run_.config), *sampling_warnings(run_.config), *checkpoint_warnings(run_.config)]
+    return [*reward_warnings(run_.config), *sampling_warnings(run_.config)]
 
 
 def _asked_for(run_: Run) -> int:

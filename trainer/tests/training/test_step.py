@@ -51,7 +51,7 @@ def traces(directory: Path, step: int) -> list[dict]:
 # The objective: each value of each option in one of these
 
 OBJECTIVES = [
-    {"loss_type": "dr_grpo", "kl_beta": 0.1, "kl_estimator": "k1", "baseline": "leave_one_out"},
+    {"loss_type": "dr_grpo", "kl_beta": 0.1, "kl_estimator": "k3", "baseline": "leave_one_out"},
     {"loss_type": "grpo", "kl_beta": 0.1, "scale_rewards": "group", "importance_correction": "sequence_mask"},
     {"loss_type": "bnpo", "kl_beta": 0.1, "kl_estimator": "k3", "scale_rewards": "batch", "peft": True},
     {

@@ -117,7 +117,7 @@ class LearningConfig:
     kl_beta: float = option(0.0, "--beta", group="KL penalty", at_least=0)
     """Coefficient of the KL penalty to the reference policy; 0 turns it off."""
     kl_estimator: KlEstimator = option("k2")  # noqa: RUF009 - ruff does not see the alias
-    """How the KL divergence is estimated in the loss: k2 has the right gradient there; k3 is GRPO's."""
+    """How the KL divergence is estimated in the loss: k2 has the right gradient; k3 is GRPO's."""
 
     importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
         None, group="Differences between engine and trainer"

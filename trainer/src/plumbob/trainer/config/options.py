@@ -234,7 +234,7 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     known, fields = spellings(cls), {f.name: f for f in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     unknown_options: dict[str, Any] = {}
-    for key, value in content.items():
+    for key, value in _whole_template(content).items():
         name = known.get(key.replace("-", "_"))
         if name is None:
             unknown_options[key] = value
@@ -255,7 +255,7 @@ def settings_in(text: str, cls: Any) -> dict[str, Any]:
     A key that no field has stays as it is. Raises ValueError for a text that is no TOML.
     """
     known = spellings(cls)
-    values = tomllib.loads(text)
+    values = _whole_template(tomllib.loads(text))
     kept = {known.get(k, k): v for k, v in without_removed(values).items() if k != "command"}
     return kept | under_new_names(values)
 
@@ -280,9 +280,21 @@ def _check_command(path: Path, command: object, own: str) -> None:
 def _from_file(f: dataclasses.Field[Any], value: Any) -> Any:
     if isinstance(value, bool) and f.metadata.get("bare") is not None:
         return f.metadata["bare"] if value else f.metadata["off"]
-    if isinstance(value, dict) and f.name in ("env_args", "chat_template_args"):
-        return tuple(f"{key}={as_text(v)}" for key, v in value.items())
-    return value
+    return _pairs(value) if f.name == "env_args" else value
+
+
+def _pairs(value: Any) -> Any:
+    """A table of a TOML file as texts "key=value"; any other value as it is."""
+    return tuple(f"{key}={as_text(v)}" for key, v in value.items()) if isinstance(value, dict) else value
+
+
+def _whole_template(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's settings with what they say of the chat template in one list: older files have a Jinja file apart."""
+    names = {key: key.replace("-", "_") for key in content}
+    found = [key for name in ("chat_template", "chat_template_args") for key in content if names[key] == name]
+    said = [[value] if isinstance(value, str) else value for value in (_pairs(content[key]) for key in found)]
+    kept = {key: value for key, value in content.items() if key not in found}
+    return kept | ({"chat_template": [part for value in said for part in value]} if found else {})
 
 
 def as_text(value: Any) -> str:

@@ -22,7 +22,7 @@ TABLE = """
   vllm_folder | any | adapters for vLLM servers on other machines are written to the run directory, so give an
       --output-dir that the machines share
   eval_accumulation_steps | any | evaluation keeps no tensors on the device
-  log_on_each_node | any | only rank 0 logs
+  log_on_each_node | false any | only rank 0 logs
   n_env_jobs | any | rollouts run asynchronously in the training process; --max-concurrent bounds their number
   few_shot_prob | any | no environment of plumbob puts solved examples into its prompts
   logging_steps | 1 any | each step has a row in the progress table
@@ -87,7 +87,7 @@ TRL and its Trainer
   save_strategy | --save-steps
   data_seed full_determinism | --seed
   shuffle_dataset | --task-order
-  chat_template_kwargs | --chat-template-args KEY=VALUE
+  chat_template_kwargs | --chat-template KEY=VALUE
   num_completions_to_print | --log-completions
   parallelism_config accelerator_config | `accelerate launch --config-file configs/zero3.yaml -m plumbob.trainer ENV ...`
   model_init_kwargs trust_remote_code repetition_penalty generation_kwargs cache_implementation
@@ -148,20 +148,10 @@ REMOVED = {row[0]: Removed(*row) for row in table_rows(TABLE)}
 INSTEAD = {name: say for names, say in table_rows(OTHERS) for name in names.split()}
 """Name of another trainer's option, with underscores -> what to write here."""
 
-REMOVED_VALUES = (("kl_estimator", "reward"),)
+REMOVED_VALUES = (("kl_estimator", "reward"), ("kl_estimator", "k1"))
 """(setting, a value that it does not take any more)."""
 
-SWITCHES = (
-    *(
-        "random_rewards",
-        "log_on_each_node",
-        "save_only_model",
-        "task_pools",
-        "keep_control_tokens",
-        "explain_unread_calls",
-    ),
-    *("eval_on_start", "report"),
-)
+SWITCHES = frozenset(name for name, row in REMOVED.items() if {"true", "false"} & set(row.values.split()))
 """Names in REMOVED whose options need no value."""
 
 

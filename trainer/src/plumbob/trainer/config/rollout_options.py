@@ -15,12 +15,11 @@ ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "qwe
 class ChatOptions:
     """The settings of how conversations are written for the model."""
 
-    chat_template: str | None = option(None, group="Sampling")
-    """Jinja file with the chat template to use in place of the model's own. A directory of results keeps a copy, which
-    --resume uses. `evaluate --engine openai` does not take it: give it to the server."""
-    chat_template_args: tuple[str, ...] = option(())
-    """Value of a variable of the chat template, as NAME=VALUE with VALUE in JSON or as text; may be repeated. Example:
-    enable_thinking=false turns the thinking of Qwen3's hybrid models off. A request to `serve` may set it too."""
+    chat_template: tuple[str, ...] = option((), "--chat-template-args", group="Sampling")
+    """NAME=VALUE: a variable of the chat template, with VALUE in JSON or as text; may be repeated. Example:
+    enable_thinking=false turns the thinking of Qwen3's hybrid models off. FILE: a Jinja file with the chat template to
+    use in place of the model's own; `evaluate --engine openai` does not take it: give it to the server. A directory of
+    results keeps a copy of the template, which --resume uses. A request to `serve` may set variables too."""
     tool_format: ToolFormatName | None = option(None)  # noqa: RUF009 - ruff does not see the alias
     """Form in which the model writes tool calls: hermes (JSON in <tool_call> tags), llama3 (bare JSON), mistral
     ([TOOL_CALLS]), pythonic ([f(a=1)]), qwen-coder (JSON in <tools> tags), qwen-xml (<function=f>), auto. Each also

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import mixture
-from plumbob.trainer.config.chat_template import read_values
+from plumbob.trainer.config.chat_template import read_parts
 from plumbob.trainer.config.learning import LearningConfig
 from plumbob.trainer.config.options import (
     check_run_name,
@@ -32,7 +32,6 @@ FIXED_ON_RESUME = (
     "task_order",
     "model",
     "chat_template",
-    "chat_template_args",
     "peft",
     "lora_r",
     "lora_alpha",
@@ -143,7 +142,7 @@ class TrainConfig(RolloutOptions, LearningConfig):
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
-        read_values(self.chat_template_args)
+        read_parts(self.chat_template)
         self._check_own()
         self._check_objective()
         self._check_vllm()

@@ -29,12 +29,6 @@ def _judged(config: TrainConfig) -> Iterator[tuple[str, str, bool, str]]:
     rollouts, size = config.rollouts_per_step(1), config.num_generations
     few, said = rollouts // size < FEWEST_GROUPS, f"a step has {rollouts // size} groups of {size} rollouts"
     yield "a step has enough groups", "too-little-signal", few and rollouts < FEWEST_ROLLOUTS, said
-    if config.kl_beta:
-        estimator = config.kl_estimator
-        bad = estimator == "k1"  # E_p[grad log p] = 0, and so it is with the importance ratio of later updates
-        said = f"--kl-beta {config.kl_beta:g} in the loss, with the estimator {estimator}"
-        said += ", whose gradient is 0 on average: it adds noise and holds nothing" if bad else ""
-        yield "the KL term has a direction", "kl-term-wrong", bad, said
     # Of each step, as a share of the peak; none for a run whose length is unknown.
     kind, warmup, steps = config.lr_scheduler_type, config.warmup_steps, max(config.max_steps, 0)
     rates = [learning_rate(kind, 1.0, k, warmup=warmup, total=config.max_steps) for k in range(steps)]

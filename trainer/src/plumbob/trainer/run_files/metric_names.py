@@ -79,12 +79,6 @@ Rollouts and evaluations
       reward did not end within a fifth of --max-seconds, or scoring within --max-seconds.
   rollout/no_turn | rollouts | Number of rollouts left out because they ended before the model's first turn, for example
       because the prompt alone reaches --max-context.
-  rollout/unusable_tokens | tokens | Mean number of sampled tokens of the rollouts that failed or cannot be used;
-      compare rollout/sampled_tokens. Absent without such rollouts.
-  rollout/truncated_tokens | tokens | Mean number of sampled tokens of the rollouts that a limit cut off. Absent without
-      such rollouts.
-  rollout/whole_tokens | tokens | Mean number of sampled tokens of the other rollouts, in steps with
-      rollout/truncated_tokens.
   rollout/repetitive_share | share | Share of rollouts whose last 64 sampled tokens repeat themselves: fewer than half
       of their sequences of four tokens are different.
   rollout/stale | rollouts | Number of rollouts discarded because a rollout of their group is older than --max-staleness

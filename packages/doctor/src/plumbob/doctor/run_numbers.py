@@ -57,7 +57,6 @@ class Plan:
     clipped: float = 0.3
     """Largest share of tokens that the ratio clip may leave without a gradient. Bounds for whole rows clip more."""
     kl_beta: float = 0.0
-    kl_in_reward: bool = False
     corrected: bool = False
     """Whether importance weights are bounded or masked."""
     comparable: bool = True

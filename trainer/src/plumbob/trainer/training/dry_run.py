@@ -131,7 +131,7 @@ def _check_tasks(config: TrainConfig, resumed: Path | None) -> list[str]:
     if not Path(model_path(config.model)).exists():
         return [*unread, "the tokenizer and its chat template"]
     recorded = None if resumed is None else run_directory_of(resumed) / RECORDED
-    template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
+    template = TemplateChoice(config.chat_template, recorded)
     chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
     for tasks in loaded:
         check_template(chat, tasks, config.model)
@@ -169,7 +169,7 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     if config.kl_beta and not config.peft:
         parts.append(Part("reference policy", 4 * trained // share))
     if engine == "vllm":
-        shares = not (config.vllm_url or config.vllm_gpus)
+        shares = not config.vllm_url
         taken = int(config.engine_memory * gpu) if shares else 0
         parts.append(Part("vLLM server", taken, "" if shares else "on other devices"))
     else:

@@ -91,7 +91,6 @@ def plan_of(config: TrainConfig) -> trends.Plan:
         updates=config.updates_per_step,
         clipped={"gspo": 0.7, "cispo": 1.0}.get(config.loss_type, trends.Plan.clipped),
         kl_beta=config.kl_beta,
-        kl_in_reward=config.kl_estimator == "reward",
         corrected=config.correction()[0] != "none",
         comparable=config.eval_datasets is None and config.task_order in ("auto", "shuffle") and not ordered,
         held_out=max(min(config.eval_examples, 32), 1),

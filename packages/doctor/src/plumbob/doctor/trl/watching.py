@@ -133,7 +133,12 @@ class Watch:
             if self._rescore and not more and self.trainer.environments is None:
                 self._rescore = False
                 with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
-                    turned = values(original(*(list(reversed(one)) for one in given)).flip(0))
+                    groups = len(given[0]) // self.trainer.num_generations
+                    half = (
+                        groups // 2 * self.trainer.num_generations
+                    )  # groups stay whole: a reward may compare within one
+                    parts = [part for part in (slice(half), slice(half, None)) if given[0][part]]
+                    turned = np.concatenate([values(original(*(one[p][::-1] for one in given)).flip(0)) for p in parts])
                     found = order(values(rewards), turned, lambda: self._again(original, given))
                     self.rescored = replace(found, step=None if found.verdict == "pass" else 1)
         return rewards

@@ -5,18 +5,21 @@ Texts that are written from a column may miss the form that a reward function wa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from plumbob.doctor.environment.matrix import TOLERANCE
-from plumbob.doctor.environment.texts import normalised, places
+from plumbob.doctor.environment.texts import normalised, places, says_failed, says_nothing
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl.before import NUMBER, Before, shown
+from plumbob.doctor.trl.before import NUMBER, Before, shown, text_of
 from plumbob.doctor.trl.recording import reward_of
 from plumbob.doctor.trl.watching import Round
 
+FORMS = re.compile(r'<\w+>|\\boxed|####|"\w+":')
+"""Marks of a form in which prompts may ask for answers: what has none of those of its prompt need not be read."""
 RIGHT = "completions with the right answer earn more than others of their prompt"
 LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
@@ -89,13 +92,18 @@ class Answers:
         gold = (shown(text) or text).strip()
         if not gold or len(gold.split()) > 4 or not np.isfinite(totals).all():
             return
+        prompt = text_of(row["prompt"])
         tally.rows += 1
-        tally.asked += bool(places(gold, str(row["prompt"])))
+        tally.asked += bool(places(gold, prompt))
+        wanted = set(FORMS.findall(prompt))
         right = np.array([said(one, gold) == plain(gold) for one in texts])
         tally.right += int(right.sum())
         if right.any() and not right.all():
             tally.apart.append(float(totals[right].mean() - totals[~right].mean()))
-            tally.own.append(float(owns[right].mean() - owns[~right].mean()))
+            if not wanted or any(
+                mark in one for one, is_right in zip(texts, right, strict=True) if is_right for mark in wanted
+            ):
+                tally.own.append(float(owns[right].mean() - owns[~right].mean()))
         tally.best = max([tally.best, *owns[right].tolist()])
         others = {plain(str(value)) for name, value in row.items() if name in self.tallies and name != column}
         for one, is_right, earned in zip(texts, right, owns.tolist(), strict=True):
@@ -141,3 +149,38 @@ class Answers:
             f"{t.right} completions give the answer of column {column!r}, in {len(t.apart)} groups beside others",
             None,
         )
+
+
+class Results:
+    """Collects what the model's calls of each tool get."""
+
+    def __init__(self, trainer: Any) -> None:
+        named = {getattr(tool, "__name__", ""): tool for tool in trainer.tools or () if callable(tool)}
+        # A tool that says of itself that it returns nothing is there for what it does.
+        self.seen = {
+            n: list[tuple[str, str]]() for n, t in named.items() if getattr(t, "__annotations__", {}).get("return")
+        }
+
+    def add(self, made: Round) -> list[Finding]:
+        """Take in the completions that were generated together."""
+        for completion in made.completions if self.seen else ():
+            calls: list[Any] = []
+            for message in completion if isinstance(completion, list) else ():
+                calls += [call["function"] for call in message.get("tool_calls") or ()]
+                if message.get("role") == "tool" and calls:
+                    call, result = calls.pop(0), str(message.get("content"))
+                    if call["name"] == message.get("name") and call["name"] in self.seen and not says_failed(result):
+                        self.seen[call["name"]].append((str(call["arguments"]), result))
+        return [self._of(tool, seen, made.step + 1) for tool, seen in self.seen.items() if len(seen) >= 2 * LEAST]
+
+    def _of(self, tool: str, seen: list[tuple[str, str]], step: int) -> Finding:
+        asked, empty = {arguments for arguments, _ in seen}, sum(says_nothing(result) for _, result in seen)
+        results = {result for _, result in seen}
+        # Other texts that are always the same may say that something is done; 0 and 1 may say whether.
+        one = next(iter(results)) if len(results) == 1 else ""
+        stuck = len(asked) >= LEAST and bool(NUMBER.fullmatch(one)) and one not in ("0", "1")
+        told = f"{len(seen)} calls of {tool!r} with {len(asked)} different arguments get {len(results)} results, {empty} empty"
+        wrong = stuck or empty == len(seen)
+        check = f"results of the tool {tool!r} say something, and not always the same number"
+        return Finding(check, "fail" if wrong else "pass", f"{told}{f', {one!r}' if stuck else ''}",
+                       "tool-results-wrong" if wrong else None, "tools", step if wrong else None)  # fmt: skip

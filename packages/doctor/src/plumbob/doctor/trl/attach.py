@@ -21,7 +21,7 @@ from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines
 from plumbob.doctor.trl import before, course, settings
-from plumbob.doctor.trl.answers import Answers
+from plumbob.doctor.trl.answers import Answers, Results
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
@@ -83,6 +83,7 @@ class Doctor(TrainerCallback):
     def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
         self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
         self._answers: Answers | None = None
+        self._results = Results(trainer)
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
@@ -252,7 +253,8 @@ class Doctor(TrainerCallback):
         self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
         found = []
         if made.step == step:
-            found = [course.alike(self.trainer, made, step), self._answers.add(made), *course.ended(self.trainer, made)]
+            found = [course.alike(self.trainer, made, step), self._answers.add(made), *self._results.add(made)]
+            found += course.ended(self.trainer, made)
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)
             self.watch.rescored = None

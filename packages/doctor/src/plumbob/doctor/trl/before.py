@@ -138,12 +138,12 @@ def _tasks(data: Any, kind: str) -> list[Task]:
             name: value for name, value in row.items() if name not in ("prompt", "environment", "images", "image")
         }
         found.append(
-            Task(f"row {i}", "train" if kind == "train" else "held-out", fields, _text(row.get("prompt")), dict(row))
+            Task(f"row {i}", "train" if kind == "train" else "held-out", fields, text_of(row.get("prompt")), dict(row))
         )
     return found
 
 
-def _text(prompt: Any) -> str:
+def text_of(prompt: Any) -> str:
     return "\n".join(strings([m.get("content") for m in prompt] if isinstance(prompt, list) else prompt))
 
 
@@ -244,7 +244,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         told = (
             f"an empty reply earns {found.silence:.3g}, and no text of {', '.join(map(repr, columns))} in any form more"
         )
-        return [Finding.of(SILENCE, ("reward-exploitable" if paid else None, told), "grading")]
+        return [Finding.of(SILENCE, ("reward-wrong" if paid else None, told), "grading")]
     hand, k = matrix.hand, ways.index(best) + 1
     hand.turns = [(Turn(_said(task, *best)),) for task in tasks]
     hand.golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
@@ -374,6 +374,8 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
 
 FEW_TOKENS = 0.1
 """Share of the tokens below which top_entropy_quantile leaves hardly a signal: half of the 0.2 of arXiv:2506.01939."""
+DECAY = 0.01
+"""Share of the weights that decay may take away in a step: usual settings take 1e-9 to 1e-5."""
 ALTERS: dict[str, Any] = {
     **dict.fromkeys(("min_new_tokens", "min_tokens", "min_length", "no_repeat_ngram_size", "presence_penalty"), 0),
     **dict.fromkeys(("frequency_penalty", "epsilon_cutoff", "eta_cutoff"), 0),
@@ -396,9 +398,14 @@ def _settings(args: Any) -> list[Finding]:
     told = f"generation_kwargs: {told}: tokens are drawn otherwise than training computes" if given else "nothing does"
     drawn = "nothing but the settings of training decides how tokens are drawn"
     share = f"top_entropy_quantile={args.top_entropy_quantile:g}, the share of the tokens, the least certain ones, that is trained"
+    decay = args.learning_rate * args.weight_decay
+    taken = f"weight_decay x learning_rate takes {decay:.2g} of all weights away in a step"
     few = "signal-left-out" if args.top_entropy_quantile < FEW_TOKENS else None
     return [
         Finding.of(drawn, ("sampling-altered" if given else None, told), "sampling"),
+        Finding.of(
+            "weight decay keeps the weights", ("learning-rate-too-high" if decay > DECAY else None, taken), "optimizer"
+        ),
         Finding.of("enough of the deciding tokens are trained", (few, share), "sampling"),
     ]
 

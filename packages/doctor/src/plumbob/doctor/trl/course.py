@@ -98,9 +98,12 @@ def row_of(trainer: Any, made: Round, before: np.ndarray, after: np.ndarray, ste
         "optimizer/updates": 1.0,
         "optimizer/update_rms": float(np.sqrt(np.mean(moved**2))),
         "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(before), 1e-30)),
-        "optimizer/moved_share": float((moved != 0).mean()),
-        "optimizer/still_tensors": float((moved == 0).all(1).mean()),
     }
+    if str(getattr(trainer.args.optim, "value", trainer.args.optim)).startswith(
+        "adam"
+    ):  # others may leave weights as they are
+        row["optimizer/moved_share"] = float((moved != 0).mean())
+        row["optimizer/still_tensors"] = float((moved == 0).all(1).mean())
     if trainer.tools and made.completions and isinstance(made.completions[0], list):
         turns = [[m for m in one if m.get("role") == "assistant"] for one in made.completions]
         row["rollout/tools"] = float(len(trainer.tools))

@@ -140,7 +140,8 @@ class Reading:
         grading, others, chance = self.grading, "rewards-of-other-rollouts", "reward-nondeterministic"
         if any(f.cause == others for f in grading):  # which is known of rewards that are the same in the same order
             grading = [dataclasses.replace(f, cause=others) if f.cause == chance else f for f in grading]
-        x.add("environment", *merged(grading))
+        # What a text earns among others says nothing of it, if the others decide.
+        x.add("environment", *sorted(merged(grading), key=lambda f: f.cause not in (others, chance)))
         x.add("records", *merged(self.found))
         if rows := self.trends.numbers.rows:
             x.add("trends", *map(self._in_words, self.trends.findings()))

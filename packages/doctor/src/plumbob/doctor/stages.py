@@ -657,7 +657,8 @@ def gradient(x: Examined, out: Outcome) -> None:
     before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
     case = conditions.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
     found = explain(case, observed, expected, 1e-3 * float(np.abs(expected).max()))
-    out.explained(found, "no-gradient" if not observed.any() else "loss-differs-from-settings")
+    lost = any(expected[at].any() and not observed[at].any() for at in tensors.values())
+    out.explained(found, "no-gradient" if lost else "loss-differs-from-settings")
 
 
 def _known_before(tensor: TensorSample | None, indices: np.ndarray) -> np.ndarray:

@@ -52,14 +52,8 @@ class Plan:
     warmup: int = 0
     max_norm: float = 0.0
     """0: gradients are not clipped."""
-    updates: int = 1
-    """Optimizer steps of a training step."""
-    clipped: float = 0.3
-    """Largest share of tokens that the ratio clip may leave without a gradient. Bounds for whole rows clip more."""
     kl_beta: float = 0.0
     kl_in_reward: bool = False
-    corrected: bool = False
-    """Whether importance weights are bounded or masked."""
     comparable: bool = True
     """Whether held-out tasks are meant to be as hard as training tasks."""
     held_out: int = 32

@@ -145,9 +145,6 @@ def of_slopes(
 
 # The gradient
 
-KEPT, LEAST = 0.1, 8
-"""Share of a tensor's difference that the gradient of the step before may leave, and fewest entries that are compared."""
-
 
 def of_gradient(
     observed: np.ndarray, parts: Sequence[np.ndarray], tensors: Mapping[str, slice], before: np.ndarray | None = None
@@ -168,26 +165,11 @@ def of_gradient(
     yield "loss-differs-from-settings", "the opposite sign", -right
     by = factor(observed, right)
     yield "loss-differs-from-settings", f"a gradient times {by:.3g}", by * right
-    if before is not None:
-        predicted, kept = _kept(observed, right, tensors, before)
-        what = f"the gradient contains that of the step before, in {kept} of {len(tensors)} tensors"
-        yield "update-differs-from-settings", what, predicted
-
-
-def _kept(
-    observed: np.ndarray, right: np.ndarray, tensors: Mapping[str, slice], earlier: np.ndarray
-) -> tuple[np.ndarray, int]:
-    """Gradients that are not cleared, in some tensors or in all, are added to; clipping may have made them smaller."""
-    predicted, kept = right.copy(), 0
-    for at in tensors.values():
-        rest, before = (observed - right)[at], earlier[at]
-        known = np.isfinite(before)
+    if before is not None:  # gradients that are not cleared are added to; clipping may have made them smaller
+        known, rest = np.isfinite(before), observed - right
         by = factor(rest[known], before[known])
-        left = np.linalg.norm((rest - by * before)[known])
-        if by > 0 and known.sum() >= LEAST and left < KEPT * np.linalg.norm(rest[known]):
-            predicted[at] += np.where(known, by * before, rest)
-            kept += 1
-    return predicted, kept
+        what = "a gradient that contains that of the step before"
+        yield "update-differs-from-settings", what, np.where(known, right + by * before, observed)
 
 
 # The update

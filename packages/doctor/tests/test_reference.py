@@ -151,7 +151,7 @@ def test_rows_computed_together_are_computed_as_if_alone(monkeypatch: pytest.Mon
     plain = plain_model.Plain(Qwen2ForCausalLM(config).eval(), Settings(temperature=0.7))
     rows = [(list(range(1, n)), [i > n // 2 for i in range(1, n)]) for n in (6, 21, 9, 14, 3)]
     slopes = [np.linspace(-1, 1, sum(at), dtype=np.float32) for _, at in rows]
-    alone = [plain.logprobs(*row) for row in rows]
+    alone = [plain.every([row])[0] for row in rows]
     each = [plain.gradient([(*row, s)]) for row, s in zip(rows, slopes, strict=True)]
     monkeypatch.setattr(plain_model, "MOST_TOKENS", 40)
     assert np.concatenate(plain.every(rows)) == pytest.approx(np.concatenate(alone), abs=1e-5)

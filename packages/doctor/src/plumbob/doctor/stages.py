@@ -279,7 +279,7 @@ def _later_passes(x: Examined, scored: Sequence[Scored], observed: Sequence[np.n
     gaps: dict[bool, list[bool]] = {True: [], False: []}
     for s, o in zip(scored, observed, strict=True):
         if x.plain is not None and s.row in number:
-            gaps[number[s.row] == 0].append(float(np.abs(o - x.plain.logprobs(s.ids, s.at)).mean()) > limit)
+            gaps[number[s.row] == 0].append(float(np.abs(o - x.plain.every([(s.ids, s.at)])[0]).mean()) > limit)
     return bool(gaps[True] and gaps[False]) and not any(gaps[True]) and float(np.mean(gaps[False])) > 0.5
 
 
@@ -779,7 +779,7 @@ def _change(x: Examined, plain: Plain, live: Live, seed: int) -> Mapping[str, to
     start, scored = {n: t.detach().clone() for n, t in live.tensors().items()}, [_scored(x, i) for i in x.drawn[:4]]
 
     def score() -> np.ndarray:
-        return np.concatenate([plain.logprobs(s.ids, s.at) for s in scored])
+        return np.concatenate(plain.every([(s.ids, s.at) for s in scored]))
 
     before, random, moved = score(), torch.Generator().manual_seed(seed), start
     size = {n: 0.1 * (t.float().square().mean().sqrt().item() or 0.2) for n, t in start.items()}
@@ -822,7 +822,7 @@ def known_change(x: Examined) -> list[Outcome]:
         pairs = [(p, r) for p, r in zip(asked, live.generate(asked, 16, 2), strict=True) if r[0]]
         rows_ = [([*p, *ids], [False] * len(p) + [True] * len(ids)) for p, (ids, _) in pairs]
         with plain.having(new):
-            expected = np.concatenate([plain.logprobs(*row) for row in rows_])
+            expected = np.concatenate(plain.every(rows_))
 
         def judge(out: Outcome, observed: list[Any], cause: str) -> None:
             out.gap = float(np.abs(np.concatenate(observed) - expected).mean())
@@ -835,7 +835,7 @@ def known_change(x: Examined) -> list[Outcome]:
             live.save(Path(folder))
             try:
                 model = load(dataclasses.replace(x.record.settings, model=folder))
-                judge(saved, [model.logprobs(*row) for row in rows_], "saved-model-differs")
+                judge(saved, model.every(rows_), "saved-model-differs")
             except (OSError, ValueError, RuntimeError) as error:
                 saved.fail("saved-model-differs", f"it cannot be loaded: {error}")
     live.sync()

@@ -16,7 +16,6 @@ One budget of false alarms holds for the whole table: wherever chance alone coul
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

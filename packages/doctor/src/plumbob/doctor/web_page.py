@@ -28,7 +28,9 @@ pre {{ font-size: 14px; white-space: pre-wrap; overflow-wrap: anywhere; }}
 
 def render(x: Examination, title: str) -> str:
     """The page: each area with every check, the answer, and what was not examined."""
-    return PAGE.format(title=html.escape(title), text="\n".join(map(_coloured, lines(x, everything=True, width=MOST_WIDTH))))
+    return PAGE.format(
+        title=html.escape(title), text="\n".join(map(_coloured, lines(x, everything=True, width=MOST_WIDTH)))
+    )
 
 
 def _coloured(line: str) -> str:

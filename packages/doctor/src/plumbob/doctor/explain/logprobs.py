@@ -28,12 +28,16 @@ class Scored:
     """Index in the record's rows."""
 
 
-def _visible(s: Scored) -> list[bool]:
-    return [a or (i + 1 < len(s.at) and s.at[i + 1]) for i, a in enumerate(s.at)]  # a token must see itself
+def _visible(s: Scored) -> list[int]:
+    return [int(a or (i + 1 < len(s.at) and s.at[i + 1])) for i, a in enumerate(s.at)]  # a token must see itself
 
 
 def conditions(
-    plain: Plain, scored: Sequence[Scored], record: StepRecord, observed: Sequence[np.ndarray], right: Sequence[np.ndarray]
+    plain: Plain,
+    scored: Sequence[Scored],
+    record: StepRecord,
+    observed: Sequence[np.ndarray],
+    right: Sequence[np.ndarray],
 ) -> Conditions:
     """Of rows whose log-probabilities `observed`, [n] each, are not the plain model's, `right`."""
     yield from _altered(plain, scored)
@@ -46,15 +50,22 @@ def conditions(
         seen = [int(t) for row in before.get(s.row, ()) for t in record.rows[row].token_ids][-MOST_TOKENS:]
         return {"ids": [*seen, *s.ids], "at": [False] * len(seen) + s.at}
 
+    def score(s: Scored, ids: list[int] | None = None, at: list[bool] | None = None, **inputs: list[int]) -> np.ndarray:
+        return plain.every([(ids or s.ids, at or s.at)], **inputs)[0]
+
     blind, apart = "loss-mask-as-attention-mask", "attention-or-positions-wrong"
     table: tuple[tuple[str, str, Callable[[Scored], dict[str, Any]]], ...] = (
-        (blind, "the loss mask as attention mask", lambda s: {"attends": _visible(s)}),
+        (blind, "the loss mask as attention mask", lambda s: {"attention_mask": _visible(s)}),
         (blind, "a context that the loss mask hides", lambda s: {"ids": np.where(s.at, s.ids, pad).tolist()}),
-        (apart, "positions that are all 0", lambda s: {"positions": [0] * len(s.ids)}),
+        (
+            apart,
+            "positions that are all 0",
+            lambda s: {"position_ids": [0] * len(s.ids), "attention_mask": [1] * len(s.ids)},
+        ),
         (apart, "rows that see the rows before them in their microbatch", behind_others),
     )
     for cause, what, how in table:
-        yield cause, what, np.concatenate([plain.logprobs(**{"ids": s.ids, "at": s.at} | how(s)) for s in scored])
+        yield cause, what, np.concatenate([score(s, **how(s)) for s in scored])
     in_order = [np.sort(r)[np.argsort(np.argsort(o))] for o, r in zip(observed, right, strict=True)]
     yield "loss-differs-from-settings", "log-probabilities in another order", np.concatenate(in_order)
 

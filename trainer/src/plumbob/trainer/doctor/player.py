@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from plumbob.rollout.scripted import ScriptedChat, replies_of_messages
 from plumbob.rollout.toolcalls import ParsedCall
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.stream import TaskStream
-from plumbob.trainer.rollouts.tasks import Tasks, load_evaluation_tasks
+from plumbob.trainer.rollouts.tasks import Tasks
 
 MOST_READ = 1000
 """Number of tasks that are read of those without end."""
@@ -58,7 +58,6 @@ class VerifiersPlayer:
     config: TrainConfig
     tasks: Tasks
     runner: asyncio.Runner
-    _like: list[vf.Task] = field(default_factory=list)
 
     @cached_property
     def train(self) -> Sequence[Task]:
@@ -120,19 +119,6 @@ class VerifiersPlayer:
             driver=tasks.driver,
             slots=slots,
         )
-
-    def play_ideal(self, task: Task) -> Played | None:
-        settings = dict(getattr(find(self.config.env).load(), "oracle_settings", {}))
-        if not settings or not hasattr(task.handle, "oracle"):
-            return None
-        if not self._like:
-            given = dict(pair.split("=", 1) for pair in self.config.env_args)
-            if self.config.datasets is not None:
-                given["datasets"] = self.config.datasets
-            self._like += load_evaluation_tasks(self.config.env, given, 1, oracle=True).tasks[:1]
-        other = task_of(type(task.handle)(task.handle.data, self._like[0].config), task.split)
-        turns = self.oracle(other)
-        return self.play(Script(other, turns)) if isinstance(turns, tuple) else None
 
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         async def all_of_them() -> list[str | None]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
-from plumbob.doctor.environment.inequality import Evidence, about, equal, otherwise, refuted, spread_of
-from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
+from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted, spread_of
+from plumbob.doctor.environment.matrix import REVERSED, TOLERANCE, TWICE, Matrix, alike
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
 from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, NUMBERS, ODD, PERFECT
@@ -61,47 +61,18 @@ def twice(m: Matrix) -> Evidence | None:
 # Right answers are paid
 
 
-def _unpaid(m: Matrix) -> list[int]:
-    """Tasks whose perfect transcript earns no more than an empty reply, also with the settings for which it is made."""
-    ideal = m.cells.get(f"{PERFECT}, {IDEAL}", {})
-    paid = {i for i, played in ideal.items() if played.reward > m.floor(i) + TOLERANCE}
-    return [i for i in m.lifts if i not in paid and i not in m.paid]
-
-
-def _told(m: Matrix, unpaid: Sequence[int]) -> str:
-    earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
-    keys = ", ".join(m.hand.tasks[i].key for i in unpaid[:3])
-    return (
-        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(unpaid)} the former earn no "
-        f"more, such as {keys}"
-    )
-
-
-def parsed(m: Matrix) -> Evidence | None:
-    unpaid, alone = _unpaid(m), m.kind("the answer alone")
-    bare = [i for i in unpaid if i in alone]
-    if 2 * len(unpaid) <= len(m.lifts) or not bare or any(alone[i].reward <= m.floor(i) + TOLERANCE for i in bare):
-        return None
-    return Evidence(f"{_told(m, unpaid)}; the answer alone earns something in all of {len(bare)}")
-
-
-def overpaid(m: Matrix) -> Evidence | None:
-    """Where right answers earn nothing in some tasks and silence all in others, something else decides."""
-    unpaid, others = _unpaid(m), m.kind("other words")
-    usual = median(m.kind(PERFECT)[i].reward for i in m.paid or m.lifts) if m.lifts else 0.0
-    if not m.paid and (usual <= TOLERANCE or equal([usual, *(p.reward for p in others.values())])):
-        return None  # right answers fail; whether wrong ones would earn something is not known
-    over = [i for i in unpaid if m.floor(i) >= usual - TOLERANCE]
-    text = f"{_told(m, unpaid)}; in {{}} of these an empty reply earns as much as right answers usually do"
-    return refuted(over, unpaid, lambda _: text, share=0.5)
-
-
 def unpaid(m: Matrix) -> Evidence | None:
     for i, error in m.hand.raised.items():
         return Evidence(
             f"the perfect transcripts of {len(m.hand.raised)} tasks raise, in {m.hand.tasks[i].key}: {error[:200]}"
         )
-    return Evidence(_told(m, found)) if (found := _unpaid(m)) else None
+    gone = [m.hand.tasks[i].key for i in m.lifts if i not in m.paid]
+    earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
+    text = (
+        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(gone)} the former earn no "
+        f"more, such as {', '.join(gone[:3])}"
+    )
+    return Evidence(text) if gone else None
 
 
 def as_read(m: Matrix) -> Evidence | None:

@@ -86,10 +86,6 @@ def spread_of(rewards: Iterable[float]) -> str:
     return f"{low:.3g}" if high - low <= TOLERANCE else f"{low:.3g} to {high:.3g} (mean {fmean(known):.3g})"
 
 
-def equal(rewards: Sequence[float]) -> bool:
-    return bool(rewards) and max(rewards) - min(rewards) <= TOLERANCE
-
-
 def about(played: Played) -> str:
     """A rollout in a few words, for evidence."""
     return f"{played.reward:.3g} for {short(played.last)} in task {played.task.key}"

@@ -12,7 +12,7 @@ from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 from plumbob.doctor.findings import Finding
 
 HELD = (EMPTY, f"{HELD_OUT}{EMPTY}")
-SAME = "Silence and right answers, in each form, earn the same in held-out tasks"
+SAME = "Right answers, in each form, are paid in held-out tasks if they are in training tasks"
 TABLE: tuple[Row, ...] = (
     # Rollouts end, and their rewards are numbers that stay the same.
     Row("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", grading.ends, needs=()),
@@ -22,8 +22,6 @@ TABLE: tuple[Row, ...] = (
     Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", state.results, "tool", (PERFECT,)),
     Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.rewards, needs=(EMPTY,)),
     # Right answers are paid.
-    Row("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", grading.parsed),
-    Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
     Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),
     Row("same-range", SAME, "evaluation-differs", tasks.same_range, needs=HELD),
     # Tasks differ, and neither they nor their order give anything away.

@@ -74,9 +74,6 @@ def own_result(m: Matrix) -> Evidence | None:
         )
         if bad is failed:
             return Evidence(text, first.call.name, "tools-fail")
-        returned = {squeezed(r.own or "") for r in compared}
-        if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
-            return Evidence(f"{text}; they are results of other calls", first.call.name, "tool-results-wrong")
         lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
         if 2 * lost > len(bad) and _steady(m, bad):
             return Evidence(text, first.call.name)
@@ -89,10 +86,6 @@ def _steady(m: Matrix, other: Sequence[Result]) -> bool:
     return all(
         m.player.direct(m.hand.tasks[i], [r.call for r in of]) == [r.own for r in of] for i, of in by_task.items()
     )
-
-
-def _texts(m: Matrix, i: int) -> list[str]:
-    return [squeezed(text) for text in strings(dict(m.hand.tasks[i].fields))]
 
 
 # What results hold

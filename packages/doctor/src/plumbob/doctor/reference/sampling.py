@@ -65,7 +65,7 @@ def alternatives(
     found = {("sampling-altered", what): values for what, values in leaving_out(logits, tokens).items()}
     # 1 / temperature: log-probabilities from before the temperature, as most engines give them.
     for by in sorted({*TEMPERATURES, 1 / temperature} - {1.0}):
-        what = f"draws at a temperature of about {by * temperature:.2g}"
+        what = f"draws at a temperature of about {by * temperature:.3g}"
         found["temperature-not-applied", what] = of_tokens(logits / by, tokens)
     for by in REPETITIONS:
         what = f"a repetition penalty of about {by:g}"

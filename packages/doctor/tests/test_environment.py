@@ -319,10 +319,13 @@ def test_a_fault_is_named_by_its_row(name):
         ("a proxy that fails", "tools-fail"),
         ("results of other calls", "tool-results-wrong"),
         ("results cut", "tool-results-wrong"),
+        ("silence is right in some tasks", "reward-exploitable"),
+        ("some answers with a capital", "oracle-fails"),
     ],
 )
-def test_results_that_tools_do_not_return_are_told_apart(name, cause):
-    assert examined(Toy(**FAULTY[name][1]))["fail"]["own-result"].cause == cause
+def test_causes_of_one_row_are_told_apart(name, cause):
+    row, parts = FAULTY[name]
+    assert examined(Toy(**parts))["fail"][row].cause == cause
 
 
 def test_every_row_has_a_fault_and_a_cause_of_the_catalogue():

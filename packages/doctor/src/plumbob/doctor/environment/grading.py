@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted, spread_of
 from plumbob.doctor.environment.matrix import REVERSED, TOLERANCE, TWICE, Matrix, alike
@@ -72,7 +72,12 @@ def unpaid(m: Matrix) -> Evidence | None:
         f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(gone)} the former earn no "
         f"more, such as {', '.join(gone[:3])}"
     )
-    return Evidence(text) if gone else None
+    # Where silence mostly earns what right answers usually do, and something else earns less, it is paid too much.
+    usual = median(played.reward for played in m.kind(PERFECT).values()) if gone else 0.0
+    silent = sum(m.floor(i) >= usual - TOLERANCE for i in m.lifts if i not in m.paid)
+    less = bool(m.paid) or any(not alike(played.reward, usual) for played in m.kind("other words").values())
+    exploitable = usual > TOLERANCE and 2 * silent > len(gone) and less
+    return Evidence(text, cause="reward-exploitable" if exploitable else "") if gone else None
 
 
 def as_read(m: Matrix) -> Evidence | None:

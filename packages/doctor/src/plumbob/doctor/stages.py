@@ -108,12 +108,12 @@ class Examined:
         return list(dict.fromkeys([*by_length[-1:], *by_length[:1], *first.values(), *order]))[: self.rows]
 
     @functools.cached_property
-    def places(self) -> dict[int, int]:
-        """Index of a row -> number of its place in its microbatch."""
+    def before(self) -> dict[int, list[int]]:
+        """Index of a row -> those of the rows before it in its microbatch."""
         passes: dict[int, list[int]] = defaultdict(list)
         for t in self.record.updates[0].trained if self.record.updates else ():
             passes[t.microbatch].append(t.row)
-        return {row: k for those in passes.values() for k, row in enumerate(those)}
+        return {row: those[:k] for those in passes.values() for k, row in enumerate(those)}
 
     def truth(self, row: Row) -> reference.Truth | None:
         rollout = self.rollouts.get(row.rollout)
@@ -212,15 +212,15 @@ def rows(x: Examined, out: Outcome) -> None:
 
 # 2. Log-probabilities and draws
 
-ENGINE: Limit = {"float32": 2e-5, "bfloat16": 0.03}
-TRAINER: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+LOGPROB: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+"""Nats, on average."""
 NO_WEIGHTS = "the step's first weights are not known"
 NOISE = 0.5
 """Nats that dropout makes at most, on average."""
 DROPOUT = 0.2
 """Share of an adapter that settings may drop without being the answer."""
 TOKEN: Limit = {"float32": 2e-3, "bfloat16": 1.5}
-"""Nats: the largest gap of one token. The others are means."""
+"""Nats: the largest gap of one token."""
 
 
 @_stage("logprobs", "the engine computes the model's log-probabilities")
@@ -237,18 +237,18 @@ def engine_logprobs(x: Examined, out: Outcome) -> None:
             observed.append(row.sampling_logprobs.astype(float))
     # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
     general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
-    _logprobs(x, out, scored, observed, ENGINE, general)
+    _logprobs(x, out, scored, observed, general)
 
 
 @_stage("logprobs", "the trainer computes the model's log-probabilities")
 def trainer_logprobs(x: Examined, out: Outcome) -> None:
-    early = [i for i, k in x.places.items() if k in (1, 2)]  # what a row adds to others shows soonest here
+    early = [i for i, rows in x.before.items() if len(rows) in (1, 2)]  # what a row adds to others shows soonest here
     every = list(dict.fromkeys(t.row for u in x.record.updates for t in u.trained))
     order = [*early[:6], *x.drawn, *(every[k] for k in x.random.permutation(len(every)))]
     has = [i for i in dict.fromkeys(order) if i >= 0 and x.record.rows[i].logprobs is not None][: x.rows]
     scored = [_scored(x, i) for i in has]
-    observed = [values.astype(float) for i in has if (values := x.record.rows[i].logprobs) is not None]
-    _logprobs(x, out, scored, observed, TRAINER, "engine-trainer-mismatch")
+    observed = [np.asarray(x.record.rows[i].logprobs, float) for i in has]
+    _logprobs(x, out, scored, observed, "engine-trainer-mismatch")
     x.apart = out.gap
     if out.verdict != "fail" or out.what or x.plain is None:
         return
@@ -283,9 +283,7 @@ def _later_passes(x: Examined, scored: Sequence[Scored], observed: Sequence[np.n
     return bool(gaps[True] and gaps[False]) and not any(gaps[True]) and float(np.mean(gaps[False])) > 0.5
 
 
-def _logprobs(
-    x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], limits: Limit, general: str
-) -> None:
+def _logprobs(x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], general: str) -> None:
     """Compare log-probabilities [n] of rows with the plain model's."""
     pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
     if x.plain is None or not pairs:
@@ -293,7 +291,7 @@ def _logprobs(
     expected = x.plain.every([(s.ids, s.at) for s, _ in pairs])
     gaps = [np.abs(o - e) for (_, o), e in zip(pairs, expected, strict=True)]
     every = np.concatenate(gaps)
-    out.gap, out.limit, most = float(every.mean()), limits[x.precision], TOKEN[x.precision]
+    out.gap, out.limit, most = float(every.mean()), LOGPROB[x.precision], TOKEN[x.precision]
     out.evidence = (
         f"{out.gap:.2g} nats on average, {every.max():.2g} at most, over {len(every)} tokens of {len(pairs)} rows"
     )
@@ -302,9 +300,10 @@ def _logprobs(
     out.places = _by_token(x, [s for s, _ in pairs], gaps)
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
     apart = [k for k, g in enumerate(gaps) if not (g.mean() <= out.limit and g.max() <= most)] or [*range(len(gaps))]
-    few = sorted(apart, key=lambda k: (x.places.get(pairs[k][0].row, 0), len(pairs[k][0].ids)))[:6]
+    few = sorted(apart, key=lambda k: (len(x.before.get(pairs[k][0].row, ())), len(pairs[k][0].ids)))[:6]
     seen, right = [pairs[k][1] for k in few], [expected[k] for k in few]
-    case = explain_logprobs.conditions(x.plain, [pairs[k][0] for k in few], x.record, seen, right)
+    others = [[t for i in x.before.get(pairs[k][0].row, ()) for t in x.record.rows[i].token_ids.tolist()] for k in few]
+    case = explain_logprobs.conditions(x.plain, [pairs[k][0] for k in few], others, seen, right)
     found = explain(case, np.concatenate(seen), np.concatenate(right), out.limit)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
@@ -397,13 +396,11 @@ def pairing(x: Examined, out: Outcome) -> None:
     large = sum(n > record.settings.group_size for n in Counter(row.group for row in record.rows).values())
     out.gap, out.evidence = other + mixed, f"{len(pairs)} rows in {len(tasks)} groups"
     if other:
-        return out.fail(
-            "rewards-of-other-rollouts", f"{other} of {len(pairs)} rows have another reward than their rollout"
-        )
+        told = f"{other} of {len(pairs)} rows have another reward than their rollout"
+        return out.fail("rewards-of-other-rollouts", told)
     if mixed or (large and record.settings.group_size):
-        return out.fail(
-            "advantages-wrong", f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
-        )
+        told = f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
+        return out.fail("advantages-wrong", told)
     cut = sum(row.truncated != rollout.truncated for row, rollout in pairs)
     if cut and record.settings.overlong != "keep":
         told = f"{cut} of {len(pairs)} rows are marked as cut off where their rollouts are not, or the other way round"
@@ -485,10 +482,8 @@ def reference_policy(x: Examined, out: Outcome) -> None:
         same = sum(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs)
         out.gap, out.evidence = same, f"{same} of {len(known)} rows have the policy's own log-probabilities"
         return out.fail("kl-term-wrong") if moved and 2 * same > len(known) else None
-    out.limit = TRAINER[x.precision]
-    known = known[: x.rows]
-    observed = [values.astype(float) for i in known if (values := record.rows[i].reference_logprobs) is not None]
-    _logprobs(x, out, [_scored(x, i) for i in known], observed, TRAINER, "kl-term-wrong")
+    observed = [np.asarray(record.rows[i].reference_logprobs, float) for i in known[: x.rows]]
+    _logprobs(x, out, [_scored(x, i) for i in known[: x.rows]], observed, "kl-term-wrong")
     if out.verdict == "fail" and out.cause != "temperature-not-applied":
         out.cause = "kl-term-wrong"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from plumbob.doctor.explain.loop import Conditions
-from plumbob.doctor.record import StepRecord
 from plumbob.doctor.reference import sampling
 from plumbob.doctor.reference.model import Plain
 
@@ -28,44 +26,37 @@ class Scored:
     """Index in the record's rows."""
 
 
-def _visible(s: Scored) -> list[int]:
-    return [int(a or (i + 1 < len(s.at) and s.at[i + 1])) for i, a in enumerate(s.at)]  # a token must see itself
-
-
 def conditions(
     plain: Plain,
     scored: Sequence[Scored],
-    record: StepRecord,
+    before: Sequence[list[int]],
     observed: Sequence[np.ndarray],
     right: Sequence[np.ndarray],
 ) -> Conditions:
-    """Of rows whose log-probabilities `observed`, [n] each, are not the plain model's, `right`."""
+    """Of rows whose log-probabilities `observed`, [n] each, are not the plain model's, `right`.
+
+    `before`: of each row, the ids of the rows before it in its microbatch.
+    """
     yield from _altered(plain, scored)
-    pad, passes = getattr(plain.model.config, "pad_token_id", None) or 0, dict[int, list[int]]()
-    for one in record.updates[0].trained if record.updates else ():
-        passes.setdefault(one.microbatch, []).append(one.row)
-    before = {row: rows[:k] for rows in passes.values() for k, row in enumerate(rows)}
-
-    def behind_others(s: Scored) -> dict[str, Any]:
-        seen = [int(t) for row in before.get(s.row, ()) for t in record.rows[row].token_ids][-MOST_TOKENS:]
-        return {"ids": [*seen, *s.ids], "at": [False] * len(seen) + s.at}
-
-    def score(s: Scored, ids: list[int] | None = None, at: list[bool] | None = None, **inputs: list[int]) -> np.ndarray:
-        return plain.every([(ids or s.ids, at or s.at)], **inputs)[0]
-
+    pad = getattr(plain.model.config, "pad_token_id", None) or 0
+    # A token must see itself, and the one before it, after which it is scored.
+    masks = [[int(a or b) for a, b in zip(s.at, [*s.at[1:], False], strict=True)] for s in scored]
+    hidden = [replace(s, ids=np.where(s.at, s.ids, pad).tolist()) for s in scored]
+    behind = [
+        Scored([*ids[-MOST_TOKENS:], *s.ids], [False] * len(ids[-MOST_TOKENS:]) + s.at)
+        for s, ids in zip(scored, before, strict=True)
+    ]
+    zeros = [{"position_ids": [0] * len(s.ids), "attention_mask": [1] * len(s.ids)} for s in scored]
     blind, apart = "loss-mask-as-attention-mask", "attention-or-positions-wrong"
-    table: tuple[tuple[str, str, Callable[[Scored], dict[str, Any]]], ...] = (
-        (blind, "the loss mask as attention mask", lambda s: {"attention_mask": _visible(s)}),
-        (blind, "a context that the loss mask hides", lambda s: {"ids": np.where(s.at, s.ids, pad).tolist()}),
-        (
-            apart,
-            "positions that are all 0",
-            lambda s: {"position_ids": [0] * len(s.ids), "attention_mask": [1] * len(s.ids)},
-        ),
-        (apart, "rows that see the rows before them in their microbatch", behind_others),
+    table: tuple[tuple[str, str, Sequence[Scored], Sequence[dict[str, list[int]]]], ...] = (
+        (blind, "the loss mask as attention mask", scored, [{"attention_mask": mask} for mask in masks]),
+        (blind, "a context that the loss mask hides", hidden, [{}] * len(scored)),
+        (apart, "positions that are all 0", scored, zeros),
+        (apart, "rows that see the rows before them in their microbatch", behind, [{}] * len(scored)),
     )
-    for cause, what, how in table:
-        yield cause, what, np.concatenate([score(s, **how(s)) for s in scored])
+    for cause, what, rows, inputs in table:
+        found = [plain.every([(s.ids, s.at)], **given)[0] for s, given in zip(rows, inputs, strict=True)]
+        yield cause, what, np.concatenate(found)
     in_order = [np.sort(r)[np.argsort(np.argsort(o))] for o, r in zip(observed, right, strict=True)]
     yield "loss-differs-from-settings", "log-probabilities in another order", np.concatenate(in_order)
 

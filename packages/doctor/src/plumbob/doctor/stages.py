@@ -248,11 +248,15 @@ def trainer_logprobs(x: Examined, out: Outcome) -> None:
     has = [i for i in dict.fromkeys(order) if i >= 0 and x.record.rows[i].logprobs is not None][: x.rows]
     scored = [_scored(x, i) for i in has]
     observed = [np.asarray(x.record.rows[i].logprobs, float) for i in has]
-    _logprobs(x, out, scored, observed, "engine-trainer-mismatch")
+    differ = _logprobs(x, out, scored, observed, "engine-trainer-mismatch")
     x.apart = out.gap
     if out.verdict != "fail" or out.what or x.plain is None:
         return
-    if _later_passes(x, scored, observed, out.limit):
+    passes = {t.row: t.microbatch for update in x.record.updates[:1] for t in update.trained}
+    first, later = (
+        [differ[i] for i, k in passes.items() if i in differ and (k > 0) is after] for after in (False, True)
+    )
+    if first and later and not any(first) and np.mean(later) > 0.5:
         what = "weights that change between the microbatches of one update"
         return out.fail("normaliser-depends-on-microbatches", what=what)
     if x.live is not None:
@@ -273,21 +277,14 @@ def _scored(x: Examined, row: int) -> Scored:
     return Scored(x.record.rows[row].token_ids.tolist(), x.record.rows[row].loss_mask.tolist(), row)
 
 
-def _later_passes(x: Examined, scored: Sequence[Scored], observed: Sequence[np.ndarray], limit: float) -> bool:
-    """Whether rows of the first microbatch have the right log-probabilities, and most rows of the later ones do not."""
-    number = {t.row: t.microbatch for t in x.record.updates[0].trained} if x.record.updates else {}
-    gaps: dict[bool, list[bool]] = {True: [], False: []}
-    for s, o in zip(scored, observed, strict=True):
-        if x.plain is not None and s.row in number:
-            gaps[number[s.row] == 0].append(float(np.abs(o - x.plain.every([(s.ids, s.at)])[0]).mean()) > limit)
-    return bool(gaps[True] and gaps[False]) and not any(gaps[True]) and float(np.mean(gaps[False])) > 0.5
-
-
-def _logprobs(x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], general: str) -> None:
-    """Compare log-probabilities [n] of rows with the plain model's."""
+def _logprobs(
+    x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], general: str
+) -> dict[int, bool]:
+    """Compare log-probabilities [n] of rows with the plain model's; index of each row -> whether they differ."""
     pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
     if x.plain is None or not pairs:
-        return out.skip(NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
+        out.skip(NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
+        return {}
     expected = x.plain.every([(s.ids, s.at) for s, _ in pairs])
     gaps = [np.abs(o - e) for (_, o), e in zip(pairs, expected, strict=True)]
     every = np.concatenate(gaps)
@@ -295,11 +292,12 @@ def _logprobs(x: Examined, out: Outcome, scored: list[Scored], observed: list[np
     out.evidence = (
         f"{out.gap:.2g} nats on average, {every.max():.2g} at most, over {len(every)} tokens of {len(pairs)} rows"
     )
+    differ = [not (g.mean() <= out.limit and g.max() <= most) for g in gaps]
     if np.isfinite(every).all() and out.gap <= out.limit and every.max() <= most:
-        return
+        return {}
     out.places = _by_token(x, [s for s, _ in pairs], gaps)
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
-    apart = [k for k, g in enumerate(gaps) if not (g.mean() <= out.limit and g.max() <= most)] or [*range(len(gaps))]
+    apart = [k for k, one in enumerate(differ) if one] or [*range(len(gaps))]
     few = sorted(apart, key=lambda k: (len(x.before.get(pairs[k][0].row, ())), len(pairs[k][0].ids)))[:6]
     seen, right = [pairs[k][1] for k in few], [expected[k] for k in few]
     others = [[t for i in x.before.get(pairs[k][0].row, ()) for t in x.record.rows[i].token_ids.tolist()] for k in few]
@@ -308,6 +306,7 @@ def _logprobs(x: Examined, out: Outcome, scored: list[Scored], observed: list[np
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
     out.explained(found, general)
+    return {s.row: one for (s, _), one in zip(pairs, differ, strict=True)}
 
 
 LIKELIER = 16.0

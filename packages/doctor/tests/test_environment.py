@@ -274,7 +274,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "as-read",
         {"train": [changed(task, answer=task.fields["answer"].upper()) for task in TRAIN]},
     ),
-    "silence earns nine tenths": ("empty", {"grade": pays(lambda task, m: not last(m), 0.9)}),
     "answers found anywhere": ("cheap", {"grade": pays(lambda task, m: task.fields["answer"] in last(m))}),
     "form outweighs the answer": (
         "cheap",
@@ -359,9 +358,9 @@ def test_without_held_out_tasks_their_rows_say_so():
 
 
 def test_evidence_has_numbers_and_a_place():
-    (finding,) = examined(Toy(**FAULTY["silence earns nine tenths"][1]))["fail"].values()
+    (finding,) = examined(Toy(**FAULTY["answers found anywhere"][1]))["fail"].values()
 
-    assert finding.evidence.startswith("an empty reply earns 90%")
+    assert finding.evidence.startswith("several answers joined by or earns 100%")
     assert finding.place == "toy.py:1 reward"
 
 

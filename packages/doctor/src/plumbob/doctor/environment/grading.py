@@ -16,9 +16,8 @@ FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
 FEWEST = 6
 """Fewest tasks in which a kind of transcript is judged, and fewest failures."""
-CHEAP_EARNS, EMPTY_EARNS = 0.5, 0.75
-"""Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn; and of the
-range of all rewards that an empty reply may earn. A reward of -1, 0 and 1 for wrong, no and right answers gives it half."""
+CHEAP_EARNS = 0.5
+"""Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn."""
 HALF = 0.5
 """Share of the reward that a right answer may lose by its letters, and of the tasks in which it may."""
 CONSTANT_EARNS = 0.8
@@ -117,16 +116,6 @@ def _clean(m: Matrix) -> list[str]:
 def _surely(shares: Sequence[float]) -> float:
     """The mean, less its standard error."""
     return fmean(shares) - stdev(shares) / math.sqrt(len(shares)) if len(shares) >= FEWEST else 0.0
-
-
-def empty(m: Matrix) -> Evidence | None:
-    low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
-    shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
-    if _clean(m) or _surely(shares) <= EMPTY_EARNS:
-        return None
-    return Evidence(
-        f"an empty reply earns {fmean(shares):.0%} of the range from the worst transcript, {low:.3g}, to the perfect one"
-    )
 
 
 def cheap(m: Matrix) -> Evidence | None:

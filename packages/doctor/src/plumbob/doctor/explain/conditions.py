@@ -111,17 +111,14 @@ def _otherwise(t: loss.Tokens, settings: Settings, observed: np.ndarray, right: 
         yield f"a ratio of each {ratio} with the bound {bound}", by(ratio=ratio, bound=bound)
     times = factor(observed, right)
     yield "the opposite sign", -right
-    yield "no importance weights", by(replace(t, corrections=np.ones(len(right))))
     yield "tokens with a positive advantage alone", np.where(t.advantages > 0, right, 0)
     yield f"slopes times {times:.3g}", times * right
     for what, term in (
-        ("a constant pull on every token", t.weights),
         ("an entropy term", t.weights * (t.logprobs + 1)),
         ("a term in the squares of log-probabilities", t.weights * t.logprobs),
     ):
         size = factor(observed - right, term)
         yield f"{what}, of size {size:.3g}", right + size * term
-    yield "a factor for each row", by_part(observed, right, t.rows)[0]
 
 
 def of_microbatches(observed: np.ndarray, right: np.ndarray, microbatch: np.ndarray) -> Conditions:
@@ -138,7 +135,6 @@ def of_slopes(
     """`observed`, `right`: slopes of N tokens, and those of the formulas. `microbatch`: [N] number of each token's."""
     cause = "loss-differs-from-settings"
     yield from (("kl-term-wrong", *one) for one in _kl(t, s, observed))
-    # A factor for each row fits, too, what is a factor for each microbatch.
     yield from of_microbatches(observed, right, microbatch)
     yield from ((cause, *one) for one in _otherwise(t, s, observed, right))
 
@@ -197,12 +193,12 @@ class UpdateCase:
         """[E] change of all entries, tensor by tensor."""
         return np.concatenate([self.after[name].astype(float) - w for name, w in self.before.items()])
 
-    def change(self, *, times: float = 1.0, forgets: bool = False) -> np.ndarray:
-        """[E] the right change. `times`: of the learning rate. `forgets`: as if moments were not kept."""
+    def change(self, *, times: float = 1.0) -> np.ndarray:
+        """[E] the right change. `times`: of the learning rate."""
         s, lr, found = self.settings, times * rate(self.settings, self.step), []
         for name, start in self.before.items():
             w, zero = start.astype(float), np.zeros(len(start))
-            m = Moments(zero, zero) if forgets else self.moments.get(name, Moments(zero, zero))
+            m = self.moments.get(name, Moments(zero, zero))
             g, k = self.gradient[name].astype(float) * clipping(s, self.norm), m.updates + 1
             first, second = s.beta1 * m.first + (1 - s.beta1) * g, s.beta2 * m.second + (1 - s.beta2) * g**2
             step = first / (1 - s.beta1**k) / (np.sqrt(second / (1 - s.beta2**k)) + s.epsilon_adam)
@@ -217,7 +213,6 @@ def of_update(case: UpdateCase) -> Conditions:
     if names:
         yield cause, f"no change of {len(names)} of {len(case.before)} tensors, such as {names[0]}", predicted
     yield cause, "an update against the descent", -right
-    yield cause, "moments that are forgotten before each update", case.change(forgets=True)
     by = factor(case.observed, right)
     if math.isfinite(by) and by > 1e-6:
         yield "schedule-hides-rate", f"{by:.3g} times the learning rate", case.change(times=by)

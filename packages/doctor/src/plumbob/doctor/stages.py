@@ -192,9 +192,7 @@ def rows(x: Examined, out: Outcome) -> None:
     if wrong:
         same_ids = sum(reference.same(r.token_ids, t.token_ids) for r, t in wrong)
         of = [x.rollouts[r.rollout] for r, _ in wrong]
-        out.evidence = (
-            f"{len(wrong)} of {len(known)} rows are not what was sampled, {len(wrong) - same_ids} of them in their ids"
-        )
+        out.evidence = f"{len(wrong)} of {len(known)} rows are other ones, {len(wrong) - same_ids} of them in their ids"
         case = conditions.of_rows([t for _, t in wrong], of, record, x.tokenizer)
         seen = [made(r.token_ids, r.loss_mask) for r, _ in wrong]
         due = [made(t.token_ids, t.loss_mask) for _, t in wrong]
@@ -289,9 +287,7 @@ def _logprobs(
     gaps = [np.abs(o - e) for (_, o), e in zip(pairs, expected, strict=True)]
     every = np.concatenate(gaps)
     out.gap, out.limit, most = float(every.mean()), LOGPROB[x.precision], TOKEN[x.precision]
-    out.evidence = (
-        f"{out.gap:.2g} nats on average, {every.max():.2g} at most, over {len(every)} tokens of {len(pairs)} rows"
-    )
+    out.evidence = f"{out.gap:.2g} nats on average, {every.max():.2g} at most; {len(every)} tokens of {len(pairs)} rows"
     differ = [not (g.mean() <= out.limit and g.max() <= most) for g in gaps]
     if np.isfinite(every).all() and out.gap <= out.limit and every.max() <= most:
         return {}
@@ -440,9 +436,8 @@ def advantage(x: Examined, out: Outcome) -> None:
         out.gap, wrong = float(gaps.max(initial=0)), int((~(gaps <= ADVANTAGE)).sum())
         out.evidence = f"{wrong} of {len(known)} {where} differ, the most by {out.gap:.2g} of the largest one"
         if wrong and len(known) < len(record.rows):
-            return out.fail(
-                "not-finite", f"{len(record.rows) - len(known)} of {len(record.rows)} rewards are no finite numbers"
-            )
+            lost = len(record.rows) - len(known)
+            return out.fail("not-finite", f"{lost} of {len(record.rows)} rewards are no finite numbers")
         if wrong:
             out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
             case = conditions.of_advantages(known, record.settings, seen, expected)
@@ -506,9 +501,8 @@ def weights(x: Examined, out: Outcome) -> None:
         due = {i for i in update.members if expected[i] and (record.rows[i].advantage or kl)}
         left = due - {t.row for t in update.trained}
         if record.processes == 1 and update.trained and left:
-            return out.fail(
-                "loss-differs-from-settings", f"{len(left)} of {len(due)} rows with an advantage are not trained"
-            )
+            told = f"{len(left)} of {len(due)} rows with an advantage are not trained"
+            return out.fail("loss-differs-from-settings", told)
         trained = [t for t in update.trained if len(t.weights)]
         if not trained:
             continue
@@ -548,9 +542,8 @@ def slopes(x: Examined, out: Outcome) -> None:
     for update in x.record.updates:
         without = [t for t in update.trained if t.slopes is None and t.advantages.any() and t.weights.any()]
         if without:
-            return out.fail(
-                "no-gradient", f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
-            )
+            told = f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
+            return out.fail("no-gradient", told)
         trained = [t for t in update.trained if t.slopes is not None and len(t.slopes)]
         if trained and _slopes_differ(x, out, trained):
             return
@@ -629,20 +622,27 @@ def gradient(x: Examined, out: Outcome) -> None:
     expected, tensors = np.sum(sampled, axis=0), slices({t.name: t.indices for t in update.tensors})
     if not expected.any() and not observed.any():
         return out.fail("no-gradient", "all of it is 0", "trained tensors on which no log-probability depends")
+    out.gap = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30))
     each = [(_relative(observed[at], expected[at]), name) for name, at in tensors.items()]
-    out.gap, worst = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30)), max(each)[0]
-    out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"
+    worst = _worst(out, f"it differs by {out.gap:.2g}", each)
     out.limit = GRADIENT[x.precision]
     if x.precision == "float32":  # weights that the run has rounded before its first step give another gradient, too
         out.limit *= max(1.0, x.apart / ROUNDED)
     if out.gap <= out.limit and worst <= (20 * out.limit if x.precision == "float32" else 1.0):
         return
-    out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
     earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
     before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
     case = conditions.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
     found = explain(case, observed, expected, 1e-3 * float(np.abs(expected).max()))
     out.explained(found, "no-gradient" if not observed.any() else "loss-differs-from-settings")
+
+
+def _worst(out: Outcome, told: str, each: Sequence[tuple[float, str]]) -> float:
+    """The largest of the gaps of tensors, each with its name; what is told of all of them is completed by it."""
+    gap = max(each)[0]
+    out.evidence = f"{told} of its size, by up to {gap:.2g} in one of {len(each)} tensors"
+    out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
+    return gap
 
 
 def _known_before(tensor: TensorSample | None, indices: np.ndarray) -> np.ndarray:
@@ -729,13 +729,9 @@ def _judge_update(out: Outcome, case: conditions.UpdateCase, where: str) -> bool
     for name, at in slices(case.before).items():
         size = np.abs(expected[at]).sum()
         each.append((float(apart[at].sum() / size) if size > 0 else float(apart[at].sum() > 0), name))
-    worst = max(each)[0]
-    out.evidence = (
-        f"in {where} the change differs by {gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"
-    )
+    worst = _worst(out, f"in {where} the change differs by {gap:.2g}", each)
     if gap <= UPDATE and worst <= 10 * UPDATE:
         return False
-    out.places = {"module": [(name, g) for g, name in sorted(each, reverse=True)[:5]]}
     found = explain(conditions.of_update(case), case.observed, expected, 2 * float(rounding.max()))
     out.explained(found, "update-differs-from-settings")
     return True

@@ -113,8 +113,7 @@ def evaluated_otherwise(n: Numbers) -> str | None:
     if abs(value - training) <= max(0.3 * n.scale, 3 * error):
         return None
     return (
-        f"at the same temperature, held-out tasks earn {value:.3f} after step {number(row, 'step'):.0f}, and new training "
-        f"tasks {training:.3f}"
+        f"after step {number(row, 'step'):.0f} held-out tasks earn {value:.3f}, and new training tasks {training:.3f}"
     )
 
 
@@ -216,9 +215,7 @@ def not_finite(n: Numbers) -> str | None:
     skipped = total(n.last, "optimizer/skipped") / every
     if bad <= 0.1 and skipped <= 0.2:
         return None
-    return (
-        f"{bad:.0%} of the last rewards, and the gradients of {skipped:.0%} of the last updates, are no finite numbers"
-    )
+    return f"{bad:.0%} of the last rewards and the gradients of {skipped:.0%} of the last updates are not finite"
 
 
 QUANTUM = 1e-7
@@ -290,9 +287,7 @@ def saved(n: Numbers) -> str | None:
     apart, limit = number(n.saved, "saved_gap"), number(n.saved, "saved_limit", 1e-5 if n.plan.exact else 0.01)
     if "saved_gap" not in n.saved or apart <= limit:
         return None
-    return (
-        f"loaded afresh, the saved model differs from the trained one by {apart:.2g} nats per token (limit {limit:g})"
-    )
+    return f"loaded afresh, it differs from the trained model by {apart:.2g} nats per token (limit {limit:g})"
 
 
 # Signal
@@ -338,16 +333,14 @@ def alike(n: Numbers) -> str | None:
 
 
 def little(n: Numbers) -> str | None:
-    found = no_signal(n)
-    if found is not None and not never(n) and not alike(n):
-        return _of_groups(n, f"{found[0]:.0%} have only failures and {found[1]:.0%} only successes")
     rows, size = n.start, n.plan.group_size
     dead, groups = share(rows, "groups/zero_signal", "groups/count"), n.plan.groups or mean(rows, "groups/count")
     live, reward = (1 - dead) * groups, mean(rows, "reward/mean")
     # Ten rollouts of one group are hardly more than one example. Elsewhere the reward has time to contradict.
     few = (live <= 1 and live * size < 10) or (live < 2 and dead > 0.7) or (n.steps >= 2 * WINDOW and live < 1)
     lost = failing(n.first) or share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or constant(n) or narrowed(n)
-    if not few or found is not None or len(rows) < 3 or n.gained() or n.solved or lost:
+    few = few and not (n.gained() or n.solved or lost)
+    if len(rows) < 3 or never(n) or alike(n) or not (few or no_signal(n)):
         return None
     return f"{live:.1f} of {groups:.0f} groups of {size} rollouts have different rewards in a step, mean reward {reward:.3f}"
 

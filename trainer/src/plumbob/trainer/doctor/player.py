@@ -140,12 +140,10 @@ class VerifiersPlayer:
         except Exception:  # what a tool raises is seen in its rollout; here it cannot be compared
             return [None] * len(calls)
 
-    def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
+    def place(self, kind: Literal["reward", "tool", "tasks"], name: str = "") -> str:
         first = self.train[0].handle
         if kind == "tasks":
             return place_of(find(self.config.env).load().load)
-        if kind == "oracle":
-            return place_of(getattr(first, "oracle", None))
         if kind == "reward":
             hooks = {hook.__name__: hook for hook in first.hooks("reward")}
             return place_of(hooks.get(name) or next(iter(hooks.values()), None))

@@ -62,9 +62,7 @@ def twice(m: Matrix) -> Evidence | None:
 
 def unpaid(m: Matrix) -> Evidence | None:
     for i, error in m.hand.raised.items():
-        return Evidence(
-            f"the perfect transcripts of {len(m.hand.raised)} tasks raise, in {m.hand.tasks[i].key}: {error[:200]}"
-        )
+        return Evidence(f"{len(m.hand.raised)} perfect transcripts raise, in {m.hand.tasks[i].key}: {error[:200]}")
     gone = [m.hand.tasks[i].key for i in m.lifts if i not in m.paid]
     earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
     text = (
@@ -83,9 +81,8 @@ def as_read(m: Matrix) -> Evidence | None:
     """A model answers in the letters that it has read."""
     shares = m.shares(AS_READ)
     less = [i for i, share in shares.items() if share < HALF]
-    return refuted(
-        less, [*shares], lambda _: f"with {AS_READ}, {{}} right answers earn less than half", least=FEWEST, share=HALF
-    )
+    text = f"with {AS_READ}, {{}} right answers earn less than half"
+    return refuted(less, [*shares], lambda _: text, least=FEWEST, share=HALF)
 
 
 def read(m: Matrix) -> Evidence | None:

@@ -39,7 +39,7 @@ class Row:
     """Id of the cause, if the statement is false."""
     check: Callable[[Matrix], Evidence | None]
     """Evidence that the statement is false; None if it is not."""
-    where: Literal["reward", "tool", "tasks", ""] = "reward"
+    where: Literal["reward", "tool", "tasks"] = "reward"
     """What of the environment's code is to blame."""
     needs: tuple[str, ...] = (PERFECT, EMPTY)
     """Kinds of transcripts without which the statement cannot be examined. See `HELD_OUT`."""

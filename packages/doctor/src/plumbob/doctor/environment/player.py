@@ -152,7 +152,7 @@ class Player(Protocol):
         """
         ...
 
-    def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
+    def place(self, kind: Literal["reward", "tool", "tasks"], name: str = "") -> str:
         """Where the user's code is, as "file.py:12 Class.function"; "" if it is unknown."""
         ...
 

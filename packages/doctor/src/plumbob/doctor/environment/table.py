@@ -66,5 +66,5 @@ def judge(matrix: Matrix, only: Collection[str] | None = None) -> Iterator[Findi
         if evidence is None:
             yield Finding(row.statement, "pass", "", None, stage)
         else:
-            place = matrix.player.place(row.where, evidence.part) if row.where else ""
+            place = matrix.player.place(row.where, evidence.part)
             yield Finding(row.statement, "fail", evidence.text, evidence.cause or row.cause, stage, place=place)

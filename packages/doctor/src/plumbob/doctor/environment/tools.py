@@ -83,9 +83,8 @@ def own_result(m: Matrix) -> Evidence | None:
 def _steady(m: Matrix, other: Sequence[Result]) -> bool:
     """Whether the tools return the same when they are called once more: they are not random."""
     by_task = {r.task: [one for one in _compared(m) if one.task == r.task] for r in other[:JUDGED]}
-    return all(
-        m.player.direct(m.hand.tasks[i], [r.call for r in of]) == [r.own for r in of] for i, of in by_task.items()
-    )
+    again = {i: m.player.direct(m.hand.tasks[i], [r.call for r in of]) for i, of in by_task.items()}
+    return all(again[i] == [r.own for r in of] for i, of in by_task.items())
 
 
 # What results hold

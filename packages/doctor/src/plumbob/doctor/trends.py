@@ -415,11 +415,8 @@ def breaks(n: Numbers) -> str | None:
     before, row = n.rows[-1 - 2 * WINDOW : -1], n.rows[-1]
     if len(before) < 2 * WINDOW or n.broken is not None or failing([row]):
         return None
-    reward, now, groups = (
-        median(before, "reward/mean"),
-        number(row, "reward/mean"),
-        max(number(row, "groups/count"), 1.0),
-    )
+    reward, now = median(before, "reward/mean"), number(row, "reward/mean")
+    groups = max(number(row, "groups/count"), 1.0)
     if reward - now <= max(0.3 * reward, 0.1 * n.scale, SURE * n.error([row])):
         return None
     usual = median(before, "rollout/truncated_share")

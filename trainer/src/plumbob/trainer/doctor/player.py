@@ -107,10 +107,8 @@ class VerifiersPlayer:
     ) -> Coroutine[Any, Any, vf.Trace]:
         """The rollout of a task in which a script answers in place of a model. `slots`: as those of `run_rollout`."""
         turns = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
-        chat, limits = (
-            kind(turns, ending="max_turns"),
-            replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds),
-        )
+        chat = kind(turns, ending="max_turns")
+        limits = replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds)
         tasks = self.tasks
         return run_rollout(
             *(script.task.handle, chat, None),

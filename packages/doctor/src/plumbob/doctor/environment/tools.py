@@ -8,14 +8,7 @@ from collections.abc import Sequence
 
 from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
-from plumbob.doctor.environment.texts import (
-    says_failed,
-    says_nothing,
-    short,
-    squeezed,
-    strings,
-    words,
-)
+from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed, strings, words
 from plumbob.doctor.environment.transcripts import PERFECT
 
 JUDGED = 8

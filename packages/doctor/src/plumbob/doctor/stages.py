@@ -681,14 +681,8 @@ def update(x: Examined, out: Outcome) -> None:
         tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
         norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
         if tensors and math.isfinite(norm):
-            moments = {
-                t.name: optimizer.Moments(*t.moments_before.astype(float), updates=max(t.updates - 1, 0))
-                for t in tensors
-                if t.moments_before is not None
-            }
-            before, after, own = ({t.name: getattr(t, of) for t in tensors} for of in ("before", "after", "gradient"))
-            case = conditions.UpdateCase(before, after, own, norm, record.step, record.settings, moments)
-            if _judge_update(out, case, f"update {k + 1} of step {record.step + 1}"):
+            change = functools.partial(optimizer.change, tensors, norm, record.step, record.settings)
+            if _update_differs(out, tensors, change, f"update {k + 1} of step {record.step + 1}"):
                 if all(t.moments_after is not None and not t.moments_after.any() for t in tensors):
                     told = "gradients of 0 that the optimizer is given in place of those of the loss"
                     out.fail("no-gradient", what=told)
@@ -703,36 +697,34 @@ def update(x: Examined, out: Outcome) -> None:
 def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
     """What was not kept from the update before: weights or moments; "" if both were."""
     for now in tensors:
-        then = next((t for t in earlier.tensors if t.name == now.name and t.moments_after is not None), None)
-        if then is None:
+        then = next((t for t in earlier.tensors if t.name == now.name), None)
+        if then is None or then.moments_after is None:
             continue
-        common, a, b = np.intersect1d(then.indices, now.indices, return_indices=True)
-        if not len(common):
-            continue
+        _, a, b = np.intersect1d(then.indices, now.indices, return_indices=True)
         if not np.array_equal(then.after[a], now.before[b]):
             return f"weights of {now.name} that are replaced between updates"
-        kept = then.moments_after
-        if kept is not None and (
-            now.moments_before is None or not np.allclose(kept[:, a], now.moments_before[:, b], 1e-6, 0)
-        ):
+        kept = now.moments_before
+        if len(a) and (kept is None or not np.allclose(then.moments_after[:, a], kept[:, b], 1e-6, 0)):
             return f"moments of {now.name} that are lost between updates"
     return ""
 
 
-def _judge_update(out: Outcome, case: conditions.UpdateCase, where: str) -> bool:
-    """Compare a change of weights with the reference's; whether it differs."""
-    expected = case.change()
-    rounding = np.concatenate([np.spacing(np.abs(w).astype(np.float32)) for w in case.before.values()])
-    apart = np.maximum(np.abs(case.observed - expected) - rounding, 0)
+def _update_differs(
+    out: Outcome, tensors: Sequence[TensorSample], change: Callable[[float], np.ndarray], where: str
+) -> bool:
+    """Compare a change of weights with the reference's, `change` at so many times the learning rate; whether it differs."""
+    observed, expected = np.concatenate([t.after.astype(float) - t.before for t in tensors]), change(1.0)
+    rounding = np.concatenate([np.spacing(np.abs(t.before).astype(np.float32)) for t in tensors])
+    apart = np.maximum(np.abs(observed - expected) - rounding, 0)
     gap = float(apart.sum() / max(np.abs(expected).sum(), 1e-30))
-    out.gap, each = max(out.gap, gap), []
-    for name, at in slices(case.before).items():
+    out.gap, each, parts = max(out.gap, gap), [], slices({t.name: t.before for t in tensors})
+    for name, at in parts.items():
         size = np.abs(expected[at]).sum()
         each.append((float(apart[at].sum() / size) if size > 0 else float(apart[at].sum() > 0), name))
     worst = _worst(out, f"in {where} the change differs by {gap:.2g}", each)
     if gap <= UPDATE and worst <= 10 * UPDATE:
         return False
-    found = explain(conditions.of_update(case), case.observed, expected, 2 * float(rounding.max()))
+    found = explain(conditions.of_update(change, observed, parts), observed, expected, 2 * float(rounding.max()))
     out.explained(found, "update-differs-from-settings")
     return True
 

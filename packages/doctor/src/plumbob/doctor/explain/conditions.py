@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from plumbob.doctor.explain.loop import Conditions, by_part, factor, slices, still
+from plumbob.doctor.explain.loop import Conditions, by_part, factor, still
 from plumbob.doctor.record import Rollout, Row, Settings, StepRecord
 from plumbob.doctor.reference import advantages, loss, rows
-from plumbob.doctor.reference.optimizer import Moments, clipping, rate
 
 # Rows
 
@@ -170,49 +169,17 @@ def of_gradient(
 
 # The update
 
-Tensors = Mapping[str, np.ndarray]
 
-
-@dataclass(frozen=True)
-class UpdateCase:
-    """The change of some entries of weights in one update."""
-
-    before: Tensors
-    after: Tensors
-    gradient: Mapping[str, Any]
-    """Before clipping."""
-    norm: float
-    step: int
-    """The training step."""
-    settings: Settings
-    moments: Mapping[str, Moments]
-    """Of tensors that had one before."""
-
-    @property
-    def observed(self) -> np.ndarray:
-        """[E] change of all entries, tensor by tensor."""
-        return np.concatenate([self.after[name].astype(float) - w for name, w in self.before.items()])
-
-    def change(self, *, times: float = 1.0) -> np.ndarray:
-        """[E] the right change. `times`: of the learning rate."""
-        s, lr, found = self.settings, times * rate(self.settings, self.step), []
-        for name, start in self.before.items():
-            w, zero = start.astype(float), np.zeros(len(start))
-            m = self.moments.get(name, Moments(zero, zero))
-            g, k = self.gradient[name].astype(float) * clipping(s, self.norm), m.updates + 1
-            first, second = s.beta1 * m.first + (1 - s.beta1) * g, s.beta2 * m.second + (1 - s.beta2) * g**2
-            step = first / (1 - s.beta1**k) / (np.sqrt(second / (1 - s.beta2**k)) + s.epsilon_adam)
-            found.append(-lr * s.weight_decay * w - lr * step)
-        return np.concatenate(found)
-
-
-def of_update(case: UpdateCase) -> Conditions:
-    cause, right = "update-differs-from-settings", case.change()
-    yield cause, "no change", np.zeros(len(case.observed))
-    names, predicted = still(case.observed, right, slices(case.before))
+def of_update(change: Callable[[float], np.ndarray], observed: np.ndarray, tensors: Mapping[str, slice]) -> Conditions:
+    """`change`: [E] the right change of the weights at so many times the learning rate. `observed` [E]. `tensors`: of each name
+    its entries.
+    """
+    cause, right = "update-differs-from-settings", change(1.0)
+    yield cause, "no change", np.zeros(len(observed))
+    names, predicted = still(observed, right, tensors)
     if names:
-        yield cause, f"no change of {len(names)} of {len(case.before)} tensors, such as {names[0]}", predicted
+        yield cause, f"no change of {len(names)} of {len(tensors)} tensors, such as {names[0]}", predicted
     yield cause, "an update against the descent", -right
-    by = factor(case.observed, right)
+    by = factor(observed, right)
     if math.isfinite(by) and by > 1e-6:
-        yield "schedule-hides-rate", f"{by:.3g} times the learning rate", case.change(times=by)
+        yield "schedule-hides-rate", f"{by:.3g} times the learning rate", change(by)

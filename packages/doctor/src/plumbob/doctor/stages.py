@@ -22,7 +22,7 @@ import torch
 from plumbob.doctor.explain import conditions
 from plumbob.doctor.explain import logprobs as explain_logprobs
 from plumbob.doctor.explain.logprobs import Scored
-from plumbob.doctor.explain.loop import Explanation, explain, number_apart, slices
+from plumbob.doctor.explain.loop import Conditions, explain, number_apart, slices
 from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
 from plumbob.doctor.reference import advantages, loss, optimizer, sampling
 from plumbob.doctor.reference import rows as reference
@@ -55,8 +55,9 @@ class Outcome:
     def fail(self, cause: str, evidence: str = "", what: str = "") -> None:
         self.verdict, self.cause, self.what, self.evidence = "fail", cause, what, evidence or self.evidence
 
-    def explained(self, found: Explanation | None, general: str) -> None:
-        """Fail for the condition that explains the gap, or else for the stage's general cause."""
+    def explained(self, case: Conditions, seen: Any, due: Any, general: str, noise: float = 0.0, **how: Any) -> None:
+        """Fail for the condition that explains the gap, or else for the stage's general cause. `noise`, `how`: see `explain`."""
+        found = explain(case, seen, due, noise, **how)
         self.fail(found.cause if found else general, what=found.what if found else "")
 
     def skip(self, why: str) -> None:
@@ -196,8 +197,8 @@ def rows(x: Examined, out: Outcome) -> None:
         case = conditions.of_rows([t for _, t in wrong], of, record, x.tokenizer)
         seen = [made(r.token_ids, r.loss_mask) for r, _ in wrong]
         due = [made(t.token_ids, t.loss_mask) for _, t in wrong]
-        found = explain(case, seen, due, distance=number_apart)
-        return out.explained(found, "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
+        general = "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled"
+        return out.explained(case, seen, due, general, distance=number_apart)
     lost = sum(row.rollout not in x.rollouts for row in record.rows) if record.processes == 1 else 0
     if lost:
         return out.fail("row-not-what-was-sampled", f"{lost} of {len(record.rows)} rows are of no rollout of the step")
@@ -298,10 +299,9 @@ def _logprobs(
     seen, right = [pairs[k][1] for k in few], [expected[k] for k in few]
     others = [[t for i in x.before.get(pairs[k][0].row, ()) for t in x.record.rows[i].token_ids.tolist()] for k in few]
     case = explain_logprobs.conditions(x.plain, [pairs[k][0] for k in few], others, seen, right)
-    found = explain(case, np.concatenate(seen), np.concatenate(right), out.limit)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
-    out.explained(found, general)
+    out.explained(case, np.concatenate(seen), np.concatenate(right), general, out.limit)
     return {s.row: one for (s, _), one in zip(pairs, differ, strict=True)}
 
 
@@ -441,8 +441,7 @@ def advantage(x: Examined, out: Outcome) -> None:
         if wrong:
             out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
             case = conditions.of_advantages(known, record.settings, seen, expected)
-            found = explain(case, seen, expected, 1e-6 * scale)
-            return out.explained(found, "advantages-wrong")
+            return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
 
 
 def _rounded_rewards(rows: Sequence[Row], settings: Settings) -> np.ndarray:
@@ -512,7 +511,7 @@ def weights(x: Examined, out: Outcome) -> None:
         out.evidence = f"weights differ by at most {out.gap:.2g}"
         if not out.gap <= WEIGHT:
             case = conditions.of_microbatches(seen, want, np.array([t.microbatch for t in trained]))
-            return out.explained(explain(case, seen, want, 1e-9), "loss-differs-from-settings")
+            return out.explained(case, seen, want, "loss-differs-from-settings", 1e-9)
 
 
 @_stage("loss", "importance weights are the trainer's probabilities over the engine's", limit=10 * WEIGHT)
@@ -586,8 +585,7 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
         parts = np.split(gaps, np.cumsum([len(t.weights) for t in trained])[:-1])
         out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
     case = conditions.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
-    found = explain(case, observed, expected, 1e-6 * scale)
-    out.explained(found, "loss-differs-from-settings")
+    out.explained(case, observed, expected, "loss-differs-from-settings", 1e-6 * scale)
     return True
 
 
@@ -633,8 +631,8 @@ def gradient(x: Examined, out: Outcome) -> None:
     earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
     before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
     case = conditions.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
-    found = explain(case, observed, expected, 1e-3 * float(np.abs(expected).max()))
-    out.explained(found, "no-gradient" if not observed.any() else "loss-differs-from-settings")
+    general = "loss-differs-from-settings" if observed.any() else "no-gradient"
+    out.explained(case, observed, expected, general, 1e-3 * float(np.abs(expected).max()))
 
 
 def _worst(out: Outcome, told: str, each: Sequence[tuple[float, str]]) -> float:
@@ -724,8 +722,8 @@ def _update_differs(
     worst = _worst(out, f"in {where} the change differs by {gap:.2g}", each)
     if gap <= UPDATE and worst <= 10 * UPDATE:
         return False
-    found = explain(conditions.of_update(change, observed, parts), observed, expected, 2 * float(rounding.max()))
-    out.explained(found, "update-differs-from-settings")
+    case = conditions.of_update(change, observed, parts)
+    out.explained(case, observed, expected, "update-differs-from-settings", 2 * float(rounding.max()))
     return True
 
 

@@ -91,32 +91,23 @@ class VerifiersPlayer:
 
     def play(self, script: Script) -> Played:
         start = time.perf_counter()
-        trace = self.runner.run(self._rollout(script, ScriptedChat))
-        return played_of(script.task, trace, time.perf_counter() - start)
+        (played,) = self.play_at_once([script])
+        return replace(played, seconds=time.perf_counter() - start)
 
     def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
         async def all_of_them() -> list[vf.Trace]:
             slots = asyncio.Semaphore(self.config.max_concurrent)
-            return await asyncio.gather(*(self._rollout(script, _Yielding, slots) for script in scripts))
+            return await asyncio.gather(*(self._rollout(script, slots) for script in scripts))
 
         traces = self.runner.run(all_of_them())
         return [played_of(script.task, trace) for script, trace in zip(scripts, traces, strict=True)]
 
-    def _rollout(
-        self, script: Script, kind: type[ScriptedChat], slots: asyncio.Semaphore | None = None
-    ) -> Coroutine[Any, Any, vf.Trace]:
+    def _rollout(self, script: Script, slots: asyncio.Semaphore) -> Coroutine[Any, Any, vf.Trace]:
         """The rollout of a task in which a script answers in place of a model. `slots`: as those of `run_rollout`."""
         turns = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
-        chat = kind(turns, ending="max_turns")
         limits = replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds)
-        tasks = self.tasks
-        return run_rollout(
-            *(script.task.handle, chat, None),
-            limits=limits,
-            shared_toolsets=tasks.toolsets,
-            driver=tasks.driver,
-            slots=slots,
-        )
+        how: dict[str, Any] = {"shared_toolsets": self.tasks.toolsets, "driver": self.tasks.driver, "slots": slots}
+        return run_rollout(script.task.handle, _Yielding(turns, ending="max_turns"), None, limits=limits, **how)
 
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         async def all_of_them() -> list[str | None]:
@@ -160,7 +151,7 @@ def task_of(task: vf.Task, split: Literal["train", "held-out"]) -> Task:
     return Task(task.key, split, data, text, task)
 
 
-def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0) -> Played:
+def played_of(task: Task, trace: vf.Trace) -> Played:
     """A trace as the examination sees it."""
     error = trace.errors[-1] if trace.errors else None
     return Played(
@@ -170,6 +161,5 @@ def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0) -> Played:
         messages_of({"message": node.message.model_dump(), "sampled": node.sampled} for node in trace.nodes),
         None if trace.ok else FAILURES.get(error.type, "fails") if error else "fails",
         f"{error.type}: {' '.join(error.message.split())[:300]}" if error else "",
-        seconds,
-        {tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
+        tools={tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
     )

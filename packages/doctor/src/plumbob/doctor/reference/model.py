@@ -104,17 +104,17 @@ class Plain:
         return found
 
     @contextmanager
-    def having(self, tensors: Mapping[str, torch.Tensor], scale: float = 1.0) -> Generator[dict[str, torch.Tensor]]:
+    def having(self, tensors: Mapping[str, torch.Tensor]) -> Generator[dict[str, torch.Tensor]]:
         """In this context the model has these weights, given by the trainer's names, and computes with their adapter.
 
-        Yields the tensors that a gradient can be asked of, by `plain_name`. `scale`: factor of the adapter's own scale.
+        Yields the tensors that a gradient can be asked of, by `plain_name`.
         """
         own = dict(self.model.named_parameters())
         given = {plain_name(name): tensor.detach().to(self.model.device) for name, tensor in tensors.items()}
         leaves: dict[str, torch.Tensor] = {}
         kept: dict[str, torch.Tensor] = {}
         handles = []
-        factor = scale * self.settings.lora_alpha / max(self.settings.lora_rank, 1)
+        factor = self.settings.lora_alpha / max(self.settings.lora_rank, 1)
         for name, tensor in given.items():
             if name in own:
                 kept[name] = own[name].data

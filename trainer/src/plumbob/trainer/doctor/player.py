@@ -102,7 +102,7 @@ class VerifiersPlayer:
         traces = self.runner.run(all_of_them())
         return [played_of(script.task, trace) for script, trace in zip(scripts, traces, strict=True)]
 
-    def _rollout(self, script: Script, slots: asyncio.Semaphore) -> Coroutine[Any, Any, vf.Trace]:
+    def _rollout(self, script: Script, slots: asyncio.Semaphore | None = None) -> Coroutine[Any, Any, vf.Trace]:
         """The rollout of a task in which a script answers in place of a model. `slots`: as those of `run_rollout`."""
         turns = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
         limits = replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds)

@@ -176,9 +176,10 @@ class Numbers:
         size = min(max(WINDOW, self.steps // 4), WIDEST, max(self.steps // 2, 1)) if wide else WINDOW
         return self.rows[:size], self.rows[-size:]
 
-    def change(self, name: str = "reward/mean", wide: bool = False) -> float:
+    def change(self, wide: bool = False) -> float:
+        """Of the reward, from the first steps to the last."""
         early, late = self.ends(wide)
-        return mean(late, name) - mean(early, name)
+        return mean(late, "reward/mean") - mean(early, "reward/mean")
 
     def error(self, *windows: Sequence[Row]) -> float:
         """Standard error of a mean reward, or of the difference of two: the groups are the independent values."""
@@ -191,9 +192,8 @@ class Numbers:
 
     def gained(self, least: float = LEAST_GAIN, wide: bool = False) -> bool:
         """Whether the reward has risen by `least` of its scale, or by less but more than chance."""
-        early, late = self.ends(wide)
-        gain = mean(late, "reward/mean") - mean(early, "reward/mean")
-        return gain >= least * self.scale or gain > LIKELY * self.error(early, late)
+        gain = self.change(wide)
+        return gain >= least * self.scale or gain > LIKELY * self.error(*self.ends(wide))
 
     @property
     def solved(self) -> bool:

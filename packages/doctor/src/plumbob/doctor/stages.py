@@ -559,14 +559,10 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     def column(name: str) -> np.ndarray:
         return np.concatenate([np.asarray(getattr(one, name), float) for one in given])
 
-    def numbers(one: TrainedRow | LossTrial, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each token, the number of its row and that of its microbatch."""
-        if isinstance(one, LossTrial):
-            return one.rows.astype(int), np.zeros(len(one.rows), int)
-        return np.full(len(one.weights), k), np.full(len(one.weights), one.microbatch)
-
-    of_tokens = [numbers(one, k) for k, one in enumerate(given)]
-    rows_, microbatch = (np.concatenate([part[k] for part in of_tokens]) for k in (0, 1))
+    trained = [one for one in given if isinstance(one, TrainedRow)]
+    sizes = [len(one.weights) for one in given]
+    microbatch = np.repeat([one.microbatch for one in trained] or [0], sizes)
+    rows_ = np.repeat(np.arange(len(given)), sizes) if trained else column("rows").astype(int)
     apart = None if any(one.reference_logprobs is None for one in given) else column("reference_logprobs")
     tokens, observed = loss.Tokens(*map(column, COLUMNS), rows_, apart), column("slopes")
     expected = loss.slopes(tokens, x.record.settings)
@@ -581,8 +577,8 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     if not np.isfinite(observed).all():
         out.fail("not-finite", f"{out.evidence}; some are no finite numbers")
         return True
-    if trained := [one for one in given if isinstance(one, TrainedRow)]:
-        parts = np.split(gaps, np.cumsum([len(t.weights) for t in trained])[:-1])
+    if trained:
+        parts = np.split(gaps, np.cumsum(sizes)[:-1])
         out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
     case = conditions.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
     out.explained(case, observed, expected, "loss-differs-from-settings", 1e-6 * scale)
@@ -867,12 +863,8 @@ def _by_token(x: Examined, scored: Sequence[Scored], gaps: Sequence[np.ndarray])
         turn = 0
         for i, gap in zip(places, own, strict=False):
             turn += not s.at[i - 1]
-            told.append(
-                (
-                    float(gap),
-                    {"token": str(s.ids[i]), "position": f"{i // 64 * 64}+", "turn": str(turn), "member": member},
-                )
-            )
+            place = {"token": str(s.ids[i]), "position": f"{i // 64 * 64}+", "turn": str(turn), "member": member}
+            told.append((float(gap), place))
     return _broken_down(told)
 
 

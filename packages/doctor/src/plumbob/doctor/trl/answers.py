@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 from plumbob.doctor.environment.matrix import TOLERANCE
-from plumbob.doctor.environment.texts import normalised, places, says_failed, says_nothing
+from plumbob.doctor.environment.texts import places, says_failed, says_nothing
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl.before import NUMBER, Before, shown, text_of
+from plumbob.doctor.trl.before import NUMBER, Before, plain, shown, text_of
 from plumbob.doctor.trl.recording import reward_of
 from plumbob.doctor.trl.watching import Round
 
@@ -25,14 +25,6 @@ LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
 FEW, SHARE = 5, 0.1
 """Fewest wrong answers that are paid in full, and their smallest share of all wrong ones."""
-
-
-def plain(text: str) -> str:
-    """A text as it is compared: a number without separators, signs of money and decimals of 0; words without punctuation."""
-    try:
-        return f"{float(text.strip(' $%*.').replace(',', '')):.12g}"
-    except ValueError:
-        return normalised(text)
 
 
 def said(text: str, gold: str) -> str:

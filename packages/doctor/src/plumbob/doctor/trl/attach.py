@@ -208,7 +208,7 @@ class Doctor(TrainerCallback):
         known = before.Before(namers=[False] * len(self.trainer.reward_funcs))
         try:
             with unchanged_randomness():
-                known = before.examine(self.trainer, score, self.gold)
+                before.examine(self.trainer, score, self.gold, known)
         except Exception as error:  # data, templates and reward functions are the user's own
             told = (
                 f"Data, rewards and template were not examined before the first step: {type(error).__name__}: {error}"

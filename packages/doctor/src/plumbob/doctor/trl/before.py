@@ -19,7 +19,7 @@ from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Message, Played, RunSettings, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
-from plumbob.doctor.environment.texts import chosen, places, strings
+from plumbob.doctor.environment.texts import chosen, normalised, places, strings
 from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHERS, PERFECT, WRONG, Known
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.trl.settings import tokenizer_of
@@ -94,12 +94,20 @@ def shown(text: str) -> str:
     return next(filter(None, found[-1]), "").strip() if found else ""
 
 
-def examine(trainer: Any, score: Any, gold: str | None = None) -> Before:
-    """Examine a trainer before its first step. `gold`: the column with right answers, which is else looked for.
+def plain(text: str) -> str:
+    """A text as it is compared: a number without separators, signs of money and decimals of 0; words without punctuation."""
+    try:
+        return f"{float(text.strip(' $%*.').replace(',', '')):.12g}"
+    except ValueError:
+        return normalised(text)
+
+
+def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
+    """Examine a trainer before its first step, and fill `found`. `gold`: the column with right answers, else looked for.
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
-    args, steps, found = trainer.args, trainer.state.max_steps, Before()
+    args, steps = trainer.args, trainer.state.max_steps
     groups = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps // args.num_generations
     taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
@@ -121,9 +129,9 @@ def examine(trainer: Any, score: Any, gold: str | None = None) -> Before:
             matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
         known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
         found.findings += judge(matrix, known)
-        found.findings += _template(trainer, tasks[0])
     found.findings += _settings(args)
-    return found
+    if tasks:
+        found.findings += _template(trainer, tasks[0])
 
 
 def _tasks(data: Any, kind: str) -> list[Task]:
@@ -187,9 +195,10 @@ def _data(trainer: Any, train: list[Task], columns: Sequence[str]) -> list[Findi
         found.append(Finding.of("rows of the data differ", ("few-distinct-tasks" if few else None, told), "tasks"))
     for name in columns:
         for other in [n for n, value in train[0].fields.items() if n != name and isinstance(value, str)]:
-            pairs = [(str(task.fields[name]).strip(), str(task.fields[other])) for task in train]
-            known = [(gold, text, float(gold) == float(end)) for gold, text in pairs if NUMBER.fullmatch(gold)
-                     and NUMBER.fullmatch(end := shown(text))]  # fmt: skip
+            pairs = [(str(task.fields.get(name)).strip(), str(task.fields.get(other))) for task in train]
+            numbers = [(*pair, shown(pair[1])) for pair in pairs]
+            numbers = [one for one in numbers if NUMBER.fullmatch(one[0]) and NUMBER.fullmatch(one[2])]
+            known = [(gold, text, plain(gold) == plain(end)) for gold, text, end in numbers]
             wrong = [(gold, text) for gold, text, same in known if not same]
             inside = [gold for gold, text in wrong if places(gold, text)]
             if len(known) < MOST_TASKS:

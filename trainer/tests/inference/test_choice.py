@@ -16,11 +16,11 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference import choice
 from plumbob.trainer.inference.choice import Measured, decide, why_not_paged
-from plumbob.trainer.inference.paged import memory, opening
+from plumbob.trainer.inference.paged import opening
 from plumbob.trainer.inference.paged.engine import PagedEngine
-from plumbob.trainer.inference.paged.memory import Memory
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.forward_plan import plan_forward
+from plumbob.trainer.policy.gpu_memory import Memory
 from plumbob.trainer.training import setup
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
@@ -57,7 +57,7 @@ def test_the_paged_engine_is_taken_only_where_all_of_it_holds(device, processes,
 
 def decided(model, free: int, monkeypatch, total: int = 10**9, **settings):
     """What auto decides on a GPU with this much memory, for a run of `train`."""
-    monkeypatch.setattr(memory, "memory_of", lambda device: Memory(free, total))
+    monkeypatch.setattr(choice, "memory_of", lambda device: Memory(free, total))
     measured = choice.measure("auto", model, plan_forward(model, 512), 512, CUDA, 1)
     given = {"dtype": torch.float32, "max_context": 512, "share": 0.4, "command": "start it", **settings}
     return decide(measured, model, CUDA, 1, **given)

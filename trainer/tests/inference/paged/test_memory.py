@@ -16,10 +16,11 @@ from plumbob.trainer.inference.engine import engine_module
 from plumbob.trainer.inference.paged import forward, opening
 from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine, pages_of
 from plumbob.trainer.inference.paged.forward import bytes_of_page
-from plumbob.trainer.inference.paged.memory import Memory, bytes_of_rollout, pages_that_fit
+from plumbob.trainer.inference.paged.memory import bytes_of_rollout, pages_that_fit
 from plumbob.trainer.inference.paged.opening import check_exact, open_paged
 from plumbob.trainer.inference.paged.weights import NotSupported, Weights
 from plumbob.trainer.policy.forward_plan import plan_forward
+from plumbob.trainer.policy.gpu_memory import Memory
 
 sizes = st.integers(0, 1000)
 

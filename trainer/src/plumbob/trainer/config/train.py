@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -97,6 +98,10 @@ class TrainConfig(RolloutOptions, LearningConfig):
     base_bits: int | None = option(None)
     """Bits of each weight of the layers' frozen matrices with --peft: 16 (32 without --bf16), or 8, in which case the
     trained model is the adapter on the rounded base, and so is the final model. Default: 8 only if --gpu-memory needs it."""
+    gpu_memory: str | None = option(None)
+    """Memory of the GPU that the run may use, libraries included, such as 24GB or 22GiB. The run chooses what fits:
+    --microbatch-tokens at most as given, then --gradient-checkpointing, then --base-bits 8; says so, and takes no more.
+    Default: all of it."""
     bf16: bool = option(False)
     """Compute in bfloat16; the trained weights stay float32."""
     gradient_checkpointing: bool = option(False)
@@ -151,6 +156,10 @@ class TrainConfig(RolloutOptions, LearningConfig):
         self._check_objective()
         self._check_vllm()
         require(self.base_bits in (None, 8, 16), f"--base-bits must be 8 or 16, not {self.base_bits}")
+        require(
+            self.gpu_bytes is None or self.engine != "vllm",
+            "--gpu-memory plans an engine in the training process: not --engine vllm, which has --engine-memory",
+        )
         sampled_elsewhere = self.engine == "vllm" or not self.peft
         require(
             self.base_bits != 8 or not sampled_elsewhere,
@@ -220,6 +229,16 @@ class TrainConfig(RolloutOptions, LearningConfig):
         """(mode, cap) of the importance weights, with the default for the precision."""
         mode = self.importance_correction or ("token_truncate" if self.bf16 or self.max_staleness else "none")
         return mode, CAPS[mode]
+
+    @property
+    def gpu_bytes(self) -> int | None:
+        """--gpu-memory in bytes. Raises UserError if it is no amount of memory."""
+        if self.gpu_memory is None:
+            return None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(GB|GiB|MB|MiB)", self.gpu_memory)
+        require(found is not None, f"--gpu-memory is an amount such as 24GB or 22GiB, not {self.gpu_memory!r}")
+        assert found is not None
+        return int(float(found[1]) * {"GB": 10**9, "GiB": 1 << 30, "MB": 10**6, "MiB": 1 << 20}[found[2]])
 
     @property
     def fixed_on_resume(self) -> tuple[str, ...]:

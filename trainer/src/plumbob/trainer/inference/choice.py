@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from plumbob.trainer.inference.engine import Decoding, engine_module
 from plumbob.trainer.policy.forward_plan import ForwardPlan
+from plumbob.trainer.policy.gpu_memory import memory_of
 from plumbob.trainer.policy.loading import TINY
 from transformers import PreTrainedModel
 
@@ -101,7 +102,7 @@ def decide(
         return Chosen(measured.asked, decoding, tuple(decoding.lines() if decoding else ()))
     refusal, needed, free = measured.refusal, 0, 0
     if device.type == "cuda" and processes == 1 and refusal is None:
-        from plumbob.trainer.inference.paged.memory import bytes_of_rollout, memory_of
+        from plumbob.trainer.inference.paged.memory import bytes_of_rollout
 
         memory = memory_of(device)
         assert memory is not None

@@ -15,6 +15,7 @@ import torch
 from plumbob.console import first_line
 from plumbob.rollout import Sample
 from plumbob.trainer.policy import packed_attention as attention
+from plumbob.trainer.policy.gpu_memory import memory_of
 from plumbob.trainer.policy.shared_beginnings import SHORTEST, share_beginnings
 from plumbob.trainer.policy.token_scorer import Layout, LogitMap, TokenScorer, make_batch
 from transformers import PreTrainedModel
@@ -136,7 +137,7 @@ def moved(model: PreTrainedModel, device: torch.device, *, back: bool = True) ->
     `back`: afterwards it returns to where it was, which takes seconds for each few billion parameters.
     """
     home, size = model.device, sum(p.numel() * p.element_size() for p in model.parameters())
-    if device.type == "cuda" and home.type == "cpu" and 1.1 * size < torch.cuda.mem_get_info(device)[0]:
+    if home.type == "cpu" and (memory := memory_of(device)) and 1.1 * size < memory.free:
         model.to(device)
     try:
         yield

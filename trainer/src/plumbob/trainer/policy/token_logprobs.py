@@ -7,12 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from plumbob.trainer.policy.gpu_memory import total_memory
 
 CHUNK_LOGITS = 1 << 25
 """Most logits of one chunk on a CPU: 128 MiB in float32, or 220 tokens of a 152k vocabulary."""
 
 CHUNK_LOGITS_CUDA = 1 << 28
 """Most logits of one chunk on a GPU, which needs longer ones: 1 GiB in float32, or 1766 tokens of a 152k vocabulary."""
+
+
+def most_logits(memory: int) -> int:
+    """Most logits of one chunk on a GPU of which so many bytes may be used: they and their gradients take a 32nd of it."""
+    return min(CHUNK_LOGITS_CUDA, memory // 256)
 
 
 def score_tokens(
@@ -158,7 +164,7 @@ def _logit_gradient(
 
 def _chunks(n: int, weight: torch.Tensor) -> list[slice]:
     """Divide n tokens into chunks of about equal size within the limit of logits."""
-    limit = CHUNK_LOGITS_CUDA if weight.is_cuda else CHUNK_LOGITS
+    limit = most_logits(total_memory(weight.device)) if weight.is_cuda else CHUNK_LOGITS
     count = -(-n // max(1, limit // weight.shape[0]))
     size = -(-n // count)  # chunks have equal sizes, because a short last one would waste most of a matrix tile
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]

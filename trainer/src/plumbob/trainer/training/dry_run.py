@@ -12,9 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
 
-import torch
 from plumbob.console import UserError
 from plumbob.trainer.algorithm.losses import try_own_loss
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
@@ -22,9 +20,7 @@ from plumbob.trainer.config.options import as_text, flag, grouped
 from plumbob.trainer.config.sft import ORACLE, SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.launcher import requested
-from plumbob.trainer.inference.paged.memory import bytes_of_rollout
 from plumbob.trainer.policy.loading import default_learning_rate, empty_model, load_chat, load_tokenizer
-from plumbob.trainer.policy.token_logprobs import CHUNK_LOGITS, CHUNK_LOGITS_CUDA
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.tasks import check_settings, load_tasks
 from plumbob.trainer.rollouts.templates import check_template
@@ -38,6 +34,7 @@ from plumbob.trainer.run_files.run_directory import (
 )
 from plumbob.trainer.training.demonstrations import trace_paths
 from plumbob.trainer.training.disk_space import size
+from plumbob.trainer.training.memory_plan import memory, plan_memory, room_of
 from plumbob.trainer.training.metrics import main_gib
 from plumbob.trainer.training.out_of_memory import GIB
 from plumbob.trainer.training.restore import choose_checkpoint
@@ -49,15 +46,6 @@ ALIKE = (
     *("max_context", "bf16", "peft", "num_iterations", "num_minibatches"),
 )
 """Settings that an earlier run must share, so that the time of its steps is an estimate of this run's."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """What takes a process's memory. `size`: in bytes, or None if it is not known. `about`: how it is known."""
-
-    name: str
-    size: int | None
-    about: str = ""
 
 
 def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str]) -> int:
@@ -73,6 +61,8 @@ def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str
     unread = _check_tasks(config, resumed)
     if isinstance(config, SftConfig) and config.demonstrations != ORACLE and resumed is None:
         trace_paths(config.demonstrations, config.env)
+    plan = plan_memory(config, processes)
+    config = plan.config
     model = empty_model(config.model)
     check_context(model, config)
     if config.peft:
@@ -86,6 +76,8 @@ def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str
             with lock_directory(run_directory_of(resumed)):
                 choose_checkpoint(resumed, config)
         print("\n".join(lines(config, model, processes, origins)))
+        if plan.line:
+            print(plan.line)
         not_read = f"Not examined, because reading it may download data: {', '.join(unread)}. " if unread else ""
         print(f"{not_read}Nothing was started.")
     return 0
@@ -103,8 +95,8 @@ def lines(config: TrainConfig, model: PreTrainedModel, processes: int, origins: 
             shown = " ".join(value) if isinstance(value, tuple) else "" if value is None else as_text(value)
             yield f"  {flag(f.name):30} {shown or '-':24} {origin}"
     parts = memory(config, model, processes)
-    room = _gpu() or int(main_gib() * GIB)
-    yield f"Memory of {'each process' if processes > 1 else 'the run'}, on {'its GPU' if _gpu() else 'the CPU'}:"
+    room = room_of(config) or int(main_gib() * GIB)
+    yield f"Memory of {'each process' if processes > 1 else 'the run'}, on {'its GPU' if room_of(config) else 'the CPU'}:"
     for part in parts:
         shown = "not known" if part.size is None else size(part.size)
         yield f"  {part.name:30} {shown:>10}  {part.about}".rstrip()
@@ -136,84 +128,6 @@ def _check_tasks(config: TrainConfig, resumed: Path | None) -> list[str]:
     for tasks in loaded:
         check_template(chat, tasks, config.model)
     return unread
-
-
-def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> list[Part]:
-    """What a process's weights, gradients, optimizer, engine and activations take.
-
-    `model`: without memory for its weights, and with its adapter if the run trains one.
-    """
-    request, dtype = requested(), torch.bfloat16 if config.bf16 else torch.float32
-    kind = request.kind if processes > 1 else "replicated"
-    share = 1 if kind == "replicated" else processes
-    of_weights = 1 if kind == "zero" and request.deepspeed["zero_optimization"]["stage"] == 2 else share
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
-    halved = _frozen_halves(model) if config.peft and config.bf16 else 0
-    rollouts, gpu = config.rollouts_per_step(processes) // processes, _gpu()
-    engine = config.engine
-    if engine == "auto":
-        engine = "paged" if gpu and processes == 1 else "transformers"
-    slots = min(config.max_concurrent, max(rollouts, 1))
-    tokens = min(config.microbatch_tokens, rollouts * config.max_context)
-    try:
-        cache = slots * bytes_of_rollout(model, dtype, config.max_context)
-        activations = activation_bytes(model, tokens, config)
-    except AttributeError:  # a model of another form
-        cache = activations = None
-    parts = [
-        Part("weights", (4 * total - 2 * halved) // of_weights, f"{total:,} parameters, {trained:,} trained"),
-        Part("gradients", 4 * trained // share),
-        Part("optimizer", 8 * trained // share, "both moments of AdamW"),
-    ]
-    if config.kl_beta and not config.peft:
-        parts.append(Part("reference policy", 4 * trained // share))
-    if engine == "vllm":
-        shares = not config.vllm_url
-        taken = int(config.engine_memory * gpu) if shares else 0
-        parts.append(Part("vLLM server", taken, "" if shares else "on other devices"))
-    else:
-        whole = not config.peft or kind != "replicated"  # nothing that the engine could share with the trainer
-        copied = total - (0 if whole else halved if config.bf16 else total - trained)
-        parts.append(Part("the engine's copy of weights", copied * dtype.itemsize, f"--engine {engine}"))
-        if cache is not None and engine == "paged" and gpu:
-            cache = min(cache, int(config.engine_memory * gpu))
-        parts.append(Part("the engine's cache", cache, f"at most: {slots} rollouts of {config.max_context} tokens"))
-    return [
-        *parts,
-        Part("activations", activations, f"at most: {tokens} tokens of a dense model, within a factor of 2"),
-    ]
-
-
-def _gpu() -> int:
-    """Bytes of this process's GPU; 0 without one."""
-    return torch.cuda.mem_get_info(int(os.environ.get("LOCAL_RANK", "0")))[1] if torch.cuda.is_available() else 0
-
-
-def _frozen_halves(model: PreTrainedModel) -> int:
-    """Number of weights that a run with --bf16 and --peft holds in bfloat16: those of frozen linear layers and embeddings."""
-    kinds = (torch.nn.Linear, torch.nn.Embedding)
-    own = {p for m in model.modules() if isinstance(m, kinds) for p in m.parameters(recurse=False)}
-    return sum(p.numel() for p in own if not p.requires_grad)
-
-
-def activation_bytes(model: PreTrainedModel, tokens: int, config: TrainConfig) -> int:
-    """What a forward pass of so many tokens keeps for its backward pass, and the logits of a chunk.
-
-    For each entry that a linear layer gives, 2.5 are kept: 2.1 to 3.2 in passes of Llama, Qwen and Gemma 2 of seven sizes on
-    torch's device "meta", in both precisions, with all weights and with LoRA. With gradient checkpointing these are every
-    layer's input, and what one layer keeps. Raises AttributeError for a model without `layers`.
-    """
-    layers = cast(Any, model.get_decoder()).layers
-    named = (item for layer in layers for item in layer.named_modules())
-    linear = [m for name, m in named if isinstance(m, torch.nn.Linear) and "lora_" not in name]
-    entries = int(2.5 * sum(m.out_features for m in linear))
-    text = model.config.get_text_config()
-    if config.gradient_checkpointing:
-        entries = entries // len(layers) + len(layers) * text.hidden_size
-    logits = min(tokens * text.vocab_size, CHUNK_LOGITS_CUDA if _gpu() else CHUNK_LOGITS)
-    halves = sum(m.weight.numel() for m in linear) if config.bf16 and not config.peft else 0  # autocast keeps them
-    return tokens * entries * (2 if config.bf16 else 4) + 8 * logits + 2 * halves
 
 
 def _time(config: TrainConfig, model: PreTrainedModel, processes: int) -> Iterator[str]:

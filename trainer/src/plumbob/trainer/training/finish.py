@@ -18,6 +18,7 @@ from plumbob.console.working import Working
 from plumbob.trainer.config.train import EVALUATED
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.policy.forward_plan import own_logprobs
+from plumbob.trainer.policy.gpu_memory import memory_of
 from plumbob.trainer.policy.int8_base import round_as_int8
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.report.write import write_at_end
@@ -245,9 +246,8 @@ def why_not_compared(run: Run) -> str | None:
         return "the trained one is divided among processes"
     size = 4 * run.policy.num_parameters
     free = {"the machine": free_memory()}
-    if run.policy.device.type == "cuda":
-        torch.cuda.empty_cache()
-        free["the GPU"] = torch.cuda.mem_get_info(run.policy.device)[0]
+    if (memory := memory_of(run.policy.device)) is not None:
+        free["the GPU"] = memory.free
     for place, room in free.items():
         if 2 * size > room:
             return (

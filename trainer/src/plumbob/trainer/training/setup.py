@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from plumbob.console import UserError
@@ -28,6 +28,7 @@ from plumbob.trainer.inference.errors import SyncError
 from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
 from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward, vocabulary
+from plumbob.trainer.policy.gpu_memory import limit_memory
 from plumbob.trainer.policy.loading import (
     default_learning_rate,
     load_chat,
@@ -48,6 +49,7 @@ from plumbob.trainer.run_files.run_directory import (
     write_whole,
 )
 from plumbob.trainer.run_files.stopped import Stop, write_stop
+from plumbob.trainer.training import memory_plan
 from plumbob.trainer.training.demonstrations import Demonstrations, make_demonstrations, read_stored, store
 from plumbob.trainer.training.restore import choose_checkpoint, restore, set_aside_later
 from plumbob.trainer.training.run import Run, TrainState
@@ -76,6 +78,10 @@ def set_up(
         request = requested()
         lock, folder = _begin_resuming(config, world, resume_from, on_failure)
         config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
+        if (memory := memory_plan.plan_memory(config, world.size)).line:
+            limit_memory(world.device, cast(int, config.gpu_bytes))
+            note(memory.line)
+        config = memory.config
         rollouts = config.rollouts_per_step(world.size)
         try_own_loss(config.objective(), bool(config.kl_beta))
         recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
@@ -137,12 +143,12 @@ def set_up(
             at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),
             model=engine_model,
             decoding=chosen.decoding,
-            later_bytes=_bytes_of_first_step(policy),
+            later_bytes=_bytes_of_first_step(policy) + memory.later,
             status=status,
         )
         engine = engines.open_engine(parts)
         on_failure.callback(engine.close)
-        state = TrainState(microbatch_tokens=config.microbatch_tokens)
+        state = TrainState(microbatch_tokens=config.microbatch_tokens, engine_rests=memory.rests)
         run = Run(
             config=config,
             world=world,

@@ -46,7 +46,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
 
     At most `max_slots` requests decode at once, active request i in lane i, and the others wait. `max_length` limits
     prompt and completion together, in tokens. `num_pages`: pages of the cache; enough for `max_slots` rollouts of
-    `max_length` by default.
+    `max_length` by default. `prefill_tokens`: most new tokens of one prefill pass, unless a single prompt has more.
     """
 
     request_type = PagedRequest
@@ -58,12 +58,13 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         max_slots: int = 128,
         max_length: int = 4096,
         num_pages: int | None = None,
+        prefill_tokens: int = PREFILL_TOKENS,
         version: int = 0,
     ) -> None:
         super().__init__(vocab_size=len(weights.embed), max_length=max_length, dtype=weights.dtype, version=version)
         self.weights = weights
         self._longest = pages_of(max_length)
-        self._prefill_tokens = PREFILL_TOKENS
+        self._prefill_tokens = prefill_tokens
         self._ended: deque[tuple[PagedRequest, Literal["stop", "length", "nan"]]] = deque()
         """Requests that have left the active ones, and are not handed out yet."""
         self.queues_ahead = weights.embed.device.type == "cuda"

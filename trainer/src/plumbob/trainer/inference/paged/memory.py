@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from plumbob.trainer.inference.paged.engine import PAGE, pages_of
+from plumbob.trainer.policy.gpu_memory import Memory
 from transformers import PreTrainedModel
-
-MARGIN = 0.1
-"""Share of a GPU's memory that is left for the activations of training and of prompts, which are not known before."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of a GPU."""
-
-    free: int
-    """What this process can still take: what nobody holds, and what torch holds without using it."""
-    total: int
-
-    @property
-    def margin(self) -> int:
-        return int(self.total * MARGIN)
-
-
-def memory_of(device: torch.device) -> Memory | None:
-    """The memory of a GPU at this moment; None for a CPU, whose memory is not budgeted."""
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Memory(free + unused, total)
 
 
 def pages_that_fit(wanted: int, least: int, bytes_of_page: int, memory: Memory, share: float, later: int) -> int:

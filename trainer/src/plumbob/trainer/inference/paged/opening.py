@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 from plumbob.console import UserError, first_line
-from plumbob.trainer.inference.paged.engine import PAGE, TOKENS_PER_RUN, PagedEngine, pages_of
+from plumbob.trainer.inference.paged.engine import PAGE, PREFILL_TOKENS, TOKENS_PER_RUN, PagedEngine, pages_of
 from plumbob.trainer.inference.paged.forward import bytes_of_page
-from plumbob.trainer.inference.paged.memory import memory_of, pages_that_fit
+from plumbob.trainer.inference.paged.memory import pages_that_fit
 from plumbob.trainer.inference.paged.weights import NotSupported, Weights
 from plumbob.trainer.policy.forward_plan import (
     ForwardPlan,
@@ -17,6 +17,7 @@ from plumbob.trainer.policy.forward_plan import (
     measuring,
     own_logprobs,
 )
+from plumbob.trainer.policy.gpu_memory import memory_of
 from transformers import PreTrainedModel
 
 MOST_OF_A_TOKEN = 0.1
@@ -89,13 +90,18 @@ def open_paged(
     if weights.embed.is_cuda:
         torch.cuda.empty_cache()  # what the joined tensors have replaced
     per_rollout = pages_of(max_length)
-    pages = max_slots * per_rollout
+    pages, prefill = max_slots * per_rollout, PREFILL_TOKENS
     if (memory := memory_of(weights.embed.device)) is not None:
         pages = pages_that_fit(pages, per_rollout, bytes_of_page(weights, PAGE), memory, share, later)
+        # What a prompt's token takes is mostly the MLP's wide activations: in bfloat16, and once more in between.
+        of_a_token = 2 * weights.layers[0].gate_up.weight.shape[0] * weights.dtype.itemsize
+        prefill = min(prefill, memory.margin // of_a_token)
     engine = None
     while engine is None and pages >= per_rollout:
         try:
-            engine = PagedEngine(weights, max_slots=max_slots, max_length=max_length, num_pages=pages)
+            engine = PagedEngine(
+                weights, max_slots=max_slots, max_length=max_length, num_pages=pages, prefill_tokens=prefill
+            )
         except torch.OutOfMemoryError:  # free memory is in small pieces, or another process has taken it
             pages = 0 if pages == per_rollout else max(pages // 2, per_rollout)
     if engine is None:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,9 +18,11 @@ from plumbob.console.version import version_option
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import (
     announce,
+    compile_meanwhile,
     fast_imports,
     import_transformers,
     import_verifiers,
+    installed_read_once,
     load_torch_libraries,
     use_growing_segments,
     wake_gpu,
@@ -69,12 +71,16 @@ Settings = TypeVar("Settings", bound=TrainConfig)
 def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     """Carry out a run with settings of the class `cls`; returns the exit code. Raises UserError."""
     dry = given.get("dry_run")
-    config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name != "dry_run"})
-    check_before_loading(config, run_dir)
-    named = " and ".join(env for env, _ in config.members)
-    use_growing_segments(config.engine)
-    load_torch_libraries()
-    with fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"):
+    with ExitStack() as imports:
+        imports.enter_context(installed_read_once())
+        config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name != "dry_run"})
+        check_before_loading(config, run_dir)
+        named = " and ".join(env for env, _ in config.members)
+        use_growing_segments(config.engine)
+        if not dry:
+            compile_meanwhile(config)
+        load_torch_libraries()
+        imports.enter_context(fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"))
         import_transformers()
         wake_gpu()
         import_verifiers()

@@ -44,6 +44,7 @@ from plumbob.trainer.config.options import (
     spellings,
 )
 from plumbob.trainer.config.train import PLACE, TrainConfig
+from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new, run_directory_of, saved_checkpoints
@@ -70,11 +71,13 @@ Settings = TypeVar("Settings", bound=TrainConfig)
 
 def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     """Carry out a run with settings of the class `cls`; returns the exit code. Raises UserError."""
+    start.begin()
     dry = given.get("dry_run")
     with ExitStack() as imports:
         imports.enter_context(installed_read_once())
         config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name != "dry_run"})
         check_before_loading(config, run_dir)
+        start.lap("settings")
         named = " and ".join(env for env, _ in config.members)
         use_growing_segments(config.engine)
         if not dry:
@@ -91,6 +94,7 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         else:
             from plumbob.trainer.training.train import run as begin
 
+    start.lap("imports")
     return begin(config, run_dir)
 
 

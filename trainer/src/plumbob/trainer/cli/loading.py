@@ -81,10 +81,7 @@ def installed_read_once() -> Generator[None]:
             found[key] = read(self, filename)
         return found[key]
 
-    with (
-        patch.object(metadata.PathDistribution, "read_text", read_once),
-        patch.object(metadata, "packages_distributions", _Distributions),
-    ):
+    with patch.object(metadata.PathDistribution, "read_text", read_once):
         yield
 
 
@@ -101,7 +98,8 @@ def _read_models_once() -> None:
             spec = importlib.util.find_spec(name)
             assert spec is not None
             sys.modules[name] = importlib.util.module_from_spec(spec)
-        module: Any = importlib.import_module("transformers.utils.import_utils")
+        with patch.object(metadata, "packages_distributions", _Distributions):
+            module: Any = importlib.import_module("transformers.utils.import_utils")
         read = module.create_import_structure_from_path = functools.cache(module.create_import_structure_from_path)
         models = Path(module.__file__).parent.parent / "models"
         with ThreadPoolExecutor(16) as pool:
@@ -182,19 +180,19 @@ def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
     )
     if not alone or (cpus or 1) < 4 or not Path("/dev/nvidiactl").exists():
         return
-    user = os.environ.get("USER") or str(os.getuid())
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}"
-    done = Path(cache) / "plumbob" / warm_key(config)
-    if done.exists():
-        return
-    command = [sys.executable, "-m", "plumbob.trainer.training.warming", str(done)]
-    quiet = subprocess.DEVNULL
-    with suppress(OSError):
+    with suppress(Exception):  # whatever goes wrong, the run compiles by itself
+        user = os.environ.get("USER") or str(os.getuid())
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}"
+        done = Path(cache) / "plumbob" / warm_key(config)
+        if done.exists():
+            return
+        command = [sys.executable, "-m", "plumbob.trainer.training.warming", str(done)]
+        quiet = subprocess.DEVNULL
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-        assert process.stdin is not None
-        process.stdin.write(pickle.dumps(config))
-        process.stdin.close()
         atexit.register(process.kill)
+        assert process.stdin is not None
+        with process.stdin:
+            pickle.dump(config, process.stdin)
 
 
 def warm_key(config: Any) -> str:

@@ -112,10 +112,11 @@ def _read_models_once() -> None:
         sys.modules.pop(name, None)
 
 
-def import_transformers() -> None:
+def import_transformers(torch: threading.Thread | None = None) -> None:
     """Import what language models need of transformers, without scikit-learn, SciPy and peft.
 
-    Only the modules in `_IN_ORDER` are told that a package is not installed. All else in this process finds it.
+    Only the modules in `_IN_ORDER` are told that a package is not installed. All else in this process finds it. `torch`: of
+    `import_torch_beside`, which is joined before what needs torch is imported.
     """
     if "transformers" not in sys.modules:
         _read_models_once()
@@ -123,6 +124,8 @@ def import_transformers() -> None:
 
     for name in ("import_utils", "logging"):  # Python does it for modules that come after the package that they are in
         setattr(utils, name, sys.modules[f"transformers.utils.{name}"])
+    if torch is not None:
+        torch.join()
     for module, question in _IN_ORDER:
         answers = {question: getattr(utils, question)} if question is not None else {}
         try:
@@ -153,6 +156,34 @@ def load_torch_libraries() -> threading.Thread | None:
     thread = threading.Thread(target=load, name="torch's libraries", daemon=True)
     thread.start()
     return thread
+
+
+def import_torch_beside() -> threading.Thread:
+    """Begin to import torch and its compiler in a thread, and wake the GPU.
+
+    Half of the time of an import is spent on files, in which other Python code runs. Modules of torch import each other in
+    circles, which two threads must not do: join the thread before you import anything else that imports torch. Errors are
+    left to that import.
+    """
+    libraries = load_torch_libraries()
+
+    def load() -> None:
+        if libraries is not None:
+            libraries.join()
+        with suppress(Exception):
+            importlib.import_module("torch")
+            woken = wake_gpu()
+            for name in (*_OF_TORCH, *(_OF_TORCH_ON_A_GPU if woken else ())):
+                importlib.import_module(name)
+
+    thread = threading.Thread(target=load, name="plumbob-import-torch", daemon=True)
+    thread.start()
+    return thread
+
+
+_OF_TORCH = ("torch.distributed.tensor", "torch._dynamo")
+_OF_TORCH_ON_A_GPU = ("torch._inductor.compile_fx", "torch.nn.attention.varlen")
+"""What transformers imports of torch, and what the first compiled layer imports."""
 
 
 def use_growing_segments(engine: str) -> None:
@@ -212,8 +243,10 @@ def import_verifiers() -> None:
     verifiers_import.import_verifiers()
 
 
-def wake_gpu() -> None:
+def wake_gpu() -> bool:
     """Start, in a thread, what a GPU does once for a process: its context and its library of matrix products.
+
+    Returns whether there is a GPU.
 
     That takes a second or two and no Python, so that it costs nothing beside imports. Errors are left to whoever uses
     the GPU first.
@@ -221,7 +254,7 @@ def wake_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        return
+        return False
 
     def wake() -> None:
         with suppress(Exception):
@@ -231,6 +264,7 @@ def wake_gpu() -> None:
                 torch.mm(square, square)
 
     threading.Thread(target=wake, name="plumbob-wake-gpu", daemon=True).start()
+    return True
 
 
 @contextmanager

@@ -20,12 +20,11 @@ from plumbob.trainer.cli.loading import (
     announce,
     compile_meanwhile,
     fast_imports,
+    import_torch_beside,
     import_transformers,
     import_verifiers,
     installed_read_once,
-    load_torch_libraries,
     use_growing_segments,
-    wake_gpu,
 )
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
@@ -82,11 +81,10 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         use_growing_segments(config.engine)
         if not dry:
             compile_meanwhile(config)
-        load_torch_libraries()
+        torch = import_torch_beside()
         imports.enter_context(fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"))
-        import_transformers()
-        wake_gpu()
         import_verifiers()
+        import_transformers(torch)
         if dry:
             from plumbob.trainer.training.dry_run import dry_run
 

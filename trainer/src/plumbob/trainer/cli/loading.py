@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import functools
 import gc
+import getpass
 import hashlib
 import importlib
 import importlib.util
@@ -27,6 +28,9 @@ from unittest.mock import patch
 
 from plumbob.console.working import Working
 from plumbob.trainer.run_files.model_path import model_path
+
+DEVICE = Path("/dev/nvidiactl")
+"""It is there if the machine has a CUDA GPU."""
 
 COMPILED_SETTINGS = (
     *("peft", "lora_r", "lora_alpha", "lora_targets", "lora_dropout", "bf16", "gradient_checkpointing"),
@@ -201,7 +205,7 @@ def use_growing_segments(engine: str) -> None:
 
 
 def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
-    """Start the process of `training/warming.py`, if there is a GPU and nothing is compiled for these settings yet.
+    """Start the process of `warm.py`, if there is a GPU and nothing is compiled for these settings yet.
 
     It ends by itself, or with this process. Not for several processes, or where the GPU's memory is planned closely
     (--engine vllm, --gpu-memory), and not on few processors, where it would hold up the run.
@@ -209,15 +213,18 @@ def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
     alone = (
         os.environ.get("WORLD_SIZE", "1") == "1" and config.engine != "vllm" and not getattr(config, "gpu_memory", None)
     )
-    if not alone or (cpus or 1) < 4 or not Path("/dev/nvidiactl").exists():
+    if not alone or (cpus or 1) < 4 or not DEVICE.exists():
         return
     with suppress(Exception):  # whatever goes wrong, the run compiles by itself
-        user = os.environ.get("USER") or str(os.getuid())
-        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}"
+        cache = (
+            os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+        )
+        # torch sets it when it first compiles: the engine's kernels, which are compiled before, would be somewhere else.
+        os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton/0")
         done = Path(cache) / "plumbob" / warm_key(config)
         if done.exists():
             return
-        command = [sys.executable, "-m", "plumbob.trainer.training.warming", str(done)]
+        command = [sys.executable, "-m", "plumbob.trainer.cli.warm", str(done)]
         quiet = subprocess.DEVNULL
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
         atexit.register(process.kill)

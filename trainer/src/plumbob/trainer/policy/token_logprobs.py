@@ -200,4 +200,5 @@ def compile_for(device: torch.device, vocab: int, temperature: float, bf16: bool
         logits, targets = torch.zeros(n, vocab, device=device), torch.zeros(n, dtype=torch.long, device=device)
         _, normalisers, _ = _compiled(_statistics, logits, targets, temperature, 0.0)
         dtype = torch.bfloat16 if bf16 else torch.float32
-        _compiled(_logit_gradient, logits, targets, normalisers, normalisers, temperature, 0.0, dtype)
+        factors = torch.ones_like(normalisers)  # one tensor for both would be other code
+        _compiled(_logit_gradient, logits, targets, normalisers, factors, temperature, 0.0, dtype)

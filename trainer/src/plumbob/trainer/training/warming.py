@@ -8,11 +8,8 @@ If something goes wrong here, the run compiles everything itself, as it does wit
 from __future__ import annotations
 
 import copy
-import pickle
-import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,9 +29,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 SMALL_VOCABULARY = 256
 """Ids of the model that is compiled: no code of a layer depends on how many there are."""
-
-LEAST_MEMORY = 40 << 30
-"""Bytes of a GPU's memory from which on the one to three GiB that this process takes for seconds do not matter."""
 
 
 def warm(config: TrainConfig, device: torch.device) -> None:
@@ -75,7 +69,7 @@ def _train(policy: Policy, config: TrainConfig, vocab: int) -> None:
     for _ in range(2):  # the second one finds the gradients of the first
         policy.sharding.backward(policy.score(rows, config.temperature).logprobs.sum(), last=True)
     with torch.no_grad():
-        policy.score(rows, config.temperature)
+        policy.score(rows[:1], 1.0)  # what a recorded step compares with the engine
     compile_for(policy.device, vocab, config.temperature, config.bf16)
 
 
@@ -88,17 +82,3 @@ def _sample(model: PreTrainedModel, plan: ForwardPlan, config: TrainConfig, voca
         engine = PagedEngine(Weights.of(model, config.max_context), max_slots=2, max_length=256)
         engine.score(measured_rows(SMALL_VOCABULARY, (64,))[0].token_ids)
         fused.block_sums(torch.zeros(2, vocab, device=model.device), torch.ones(2, device=model.device), BLOCK)
-
-
-def main() -> None:
-    """Read settings from stdin, and write the file that is named in the arguments when all is compiled."""
-    config = pickle.load(sys.stdin.buffer)
-    if torch.cuda.get_device_properties(0).total_memory >= LEAST_MEMORY:
-        warm(config, torch.device("cuda", 0))
-        done = Path(sys.argv[1])
-        done.parent.mkdir(parents=True, exist_ok=True)
-        done.touch()
-
-
-if __name__ == "__main__":
-    main()

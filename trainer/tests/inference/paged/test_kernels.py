@@ -25,7 +25,7 @@ def test_all_of_these_interpreted():
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    assert "10 passed" in done.stdout
+    assert "12 passed" in done.stdout
 
 
 @pytest.fixture
@@ -100,3 +100,16 @@ def test_block_sums(kernels, numbers, vocab):
         keep[1, 1] = False
         torch.testing.assert_close(mine[keep], theirs[keep])
     assert kernels.block_sums(logits, scale, 512)[1][1, 1].isnan()
+
+
+@interpreted
+@pytest.mark.parametrize("dim", [8, 48])
+def test_heads_that_no_kernel_computes_are_named(kernels, numbers, dim):
+    """Triton says "at 26:8:" of them, and would only say it on a GPU."""
+    from plumbob.trainer.inference.paged.opening import refused
+    from plumbob.trainer.inference.paged.weights import NotSupported
+
+    keys = numbers(64, 2, dim)
+    with pytest.raises(NotSupported) as raised:
+        kernels.decode_attention(numbers(3, 4, dim), keys, keys, torch.zeros(3, 1), torch.zeros(3), 64, 1.0)
+    assert f"its attention heads have {dim} dimensions" in str(refused(raised.value))

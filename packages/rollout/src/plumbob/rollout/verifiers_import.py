@@ -1,8 +1,8 @@
 """Import verifiers without running the code of packages of which little is used.
 
-verifiers takes two classes of anthropic and one function of prime_sandboxes, a rollout takes functions of one module of
-mcp, and verifiers' own tasksets are only looked through by name. Importing these packages also imports their clients and
-servers: 3,100 of the 7,600 modules that `train` loaded.
+verifiers takes two classes of anthropic, a few of openai and one function of prime_sandboxes, a rollout takes functions of
+one module of mcp, and verifiers' own tasksets are only looked through by name. Importing these packages also imports their
+clients and servers: half of the modules that `train` would load.
 """
 
 from __future__ import annotations
@@ -21,6 +21,17 @@ _USED: dict[str, dict[str, str]] = {
     "mcp": {},
     "mcp.server": {},
     "mcp.server.mcpserver": {},
+    "openai": {
+        "AsyncOpenAI": "openai._client",
+        "DefaultAsyncHttpxClient": "openai._base_client",
+        "omit": "openai._types",
+        **dict.fromkeys(("APIConnectionError", "APIError", "APIStatusError", "OpenAIError"), "openai._exceptions"),
+    },
+    "openai.lib": {},
+    "openai.lib.streaming": {},
+    "openai.types": {},
+    "openai.types.chat": {"ChatCompletion": "openai.types.chat.chat_completion"},
+    "openai.types.responses": {},
     "prime_sandboxes": {},
 }
 """Package -> the names in it that verifiers asks it for, each with the module that defines it."""
@@ -85,12 +96,11 @@ def put_off(packages: Mapping[str, Mapping[str, str]]) -> None:
     A package comes after the one it is in. Packages that are imported already stay as they are.
     """
     with _lock:
-        for name, parts in packages.items():
-            if not _put_off(name):
-                continue
-            _closed.add(name)
+        new = [name for name in packages if _put_off(name)]
+        _closed.update(new)
+        for name in new:
             try:
-                for part, module in parts.items():
+                for part, module in packages[name].items():
                     vars(sys.modules[name])[part] = getattr(importlib.import_module(module), part)
             except (ImportError, AttributeError):  # another version, whose code runs when it is asked for the name
                 continue

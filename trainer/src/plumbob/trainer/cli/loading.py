@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import gc
+import getpass
+import hashlib
 import importlib
 import importlib.util
 import logging
 import os
+import pickle
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from plumbob.console.working import Working
+from plumbob.trainer.run_files.model_path import model_path
+
+DEVICE = Path("/dev/nvidiactl")
+"""It is there if the machine has a CUDA GPU."""
+
+COMPILED_SETTINGS = (
+    *("peft", "lora_r", "lora_alpha", "lora_targets", "lora_dropout", "bf16", "gradient_checkpointing"),
+    *("max_context", "microbatch_tokens", "temperature", "engine"),
+)
+"""Settings of a run that its compiled code depends on."""
 
 
 def announce(what: str) -> Working:
@@ -37,13 +58,78 @@ is imported before the fourth, with the true answer.
 """
 
 
-def import_transformers() -> None:
+class _Distributions(dict[str, list[str]]):
+    """`importlib.metadata.packages_distributions()`, which reads a list of the files of all that is installed.
+
+    It is read only for a package that is not named like its distribution.
+    """
+
+    def get(self, key: Any, default: Any = None, /) -> Any:
+        with suppress(metadata.PackageNotFoundError):
+            return [metadata.distribution(key).name]
+        return _packages_distributions().get(key, default)
+
+
+_packages_distributions = functools.cache(metadata.packages_distributions)
+
+
+@contextmanager
+def installed_read_once() -> Generator[None]:
+    """In this context a file of the metadata of what is installed is read once. Seven packages read all of them."""
+    found: dict[tuple[str, str], str | None] = {}
+    read = metadata.PathDistribution.read_text
+
+    def read_once(self: Any, filename: str) -> str | None:
+        key = (str(self._path), filename)
+        if key not in found:
+            found[key] = read(self, filename)
+        return found[key]
+
+    with patch.object(metadata.PathDistribution, "read_text", read_once):
+        yield
+
+
+def _read_models_once() -> None:
+    """Let transformers look once through the files of its models for their classes, many at a time.
+
+    It does so twice, one file after the other: 3,200 of 9,500 files that `train` opened. The module that does it is therefore
+    imported before the packages that it is in; in a version that does not allow this, everything is as transformers has it.
+    """
+    places = ("transformers", "transformers.utils")
+    before = set(sys.modules)
+    try:
+        for name in places:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+        with patch.object(metadata, "packages_distributions", _Distributions):
+            module: Any = importlib.import_module("transformers.utils.import_utils")
+        read = module.create_import_structure_from_path = functools.cache(module.create_import_structure_from_path)
+        models = Path(module.__file__).parent.parent / "models"
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(read, [entry.path for entry in os.scandir(models) if entry.is_dir()]))
+    except Exception:
+        for name in set(sys.modules) - before:
+            if name.startswith("transformers."):
+                del sys.modules[name]
+    for name in places:
+        sys.modules.pop(name, None)
+
+
+def import_transformers(torch: threading.Thread | None = None) -> None:
     """Import what language models need of transformers, without scikit-learn, SciPy and peft.
 
-    Only the modules in `_IN_ORDER` are told that a package is not installed. All else in this process finds it.
+    Only the modules in `_IN_ORDER` are told that a package is not installed. All else in this process finds it. `torch`: of
+    `import_torch_beside`, which is joined before what needs torch is imported.
     """
+    if "transformers" not in sys.modules:
+        _read_models_once()
     from transformers import utils
 
+    for name in ("import_utils", "logging"):  # Python does it for modules that come after the package that they are in
+        setattr(utils, name, sys.modules[f"transformers.utils.{name}"])
+    if torch is not None:
+        torch.join()
     for module, question in _IN_ORDER:
         answers = {question: getattr(utils, question)} if question is not None else {}
         try:
@@ -76,6 +162,34 @@ def load_torch_libraries() -> threading.Thread | None:
     return thread
 
 
+def import_torch_beside() -> threading.Thread:
+    """Begin to import torch and its compiler in a thread, and wake the GPU.
+
+    Half of the time of an import is spent on files, in which other Python code runs. Modules of torch import each other in
+    circles, which two threads must not do: join the thread before you import anything else that imports torch. Errors are
+    left to that import.
+    """
+    libraries = load_torch_libraries()
+
+    def load() -> None:
+        if libraries is not None:
+            libraries.join()
+        with suppress(Exception):
+            importlib.import_module("torch")
+            woken = wake_gpu()
+            for name in (*_OF_TORCH, *(_OF_TORCH_ON_A_GPU if woken else ())):
+                importlib.import_module(name)
+
+    thread = threading.Thread(target=load, name="plumbob-import-torch", daemon=True)
+    thread.start()
+    return thread
+
+
+_OF_TORCH = ("torch.distributed.tensor", "torch._dynamo")
+_OF_TORCH_ON_A_GPU = ("torch._inductor.compile_fx", "torch.nn.attention.varlen")
+"""What transformers imports of torch, and what the first compiled layer imports."""
+
+
 def use_growing_segments(engine: str) -> None:
     """Let torch take a GPU's memory in segments that grow. Call it before torch is imported.
 
@@ -90,6 +204,45 @@ def use_growing_segments(engine: str) -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
+def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
+    """Start the process of `warm.py`, if there is a GPU and nothing is compiled for these settings yet.
+
+    It ends by itself, or with this process. Not for several processes, or where the GPU's memory is planned closely
+    (--engine vllm, --gpu-memory), and not on few processors, where it would hold up the run.
+    """
+    alone = (
+        os.environ.get("WORLD_SIZE", "1") == "1" and config.engine != "vllm" and not getattr(config, "gpu_memory", None)
+    )
+    if not alone or (cpus or 1) < 4 or not DEVICE.exists():
+        return
+    with suppress(Exception):  # whatever goes wrong, the run compiles by itself
+        cache = (
+            os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+        )
+        # torch sets it when it first compiles: the engine's kernels, which are compiled before, would be somewhere else.
+        os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton/0")
+        done = Path(cache) / "plumbob" / warm_key(config)
+        if done.exists():
+            return
+        command = [sys.executable, "-m", "plumbob.trainer.cli.warm", str(done)]
+        quiet = subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+        atexit.register(process.kill)
+        assert process.stdin is not None
+        with process.stdin:
+            pickle.dump(config, process.stdin)
+
+
+def warm_key(config: Any) -> str:
+    """A name for what compiled code depends on: the GPU, torch, the model's shapes and how it is trained."""
+    file = Path(model_path(config.model)) / "config.json"
+    shapes = file.read_text() if file.is_file() else config.model
+    gpus = [gpu.read_text() for gpu in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    settings = [getattr(config, name) for name in COMPILED_SETTINGS]
+    packages = [metadata.version(name) for name in ("torch", "transformers")]
+    return hashlib.sha256(repr((shapes, gpus, settings, packages)).encode()).hexdigest()[:16]
+
+
 def import_verifiers() -> None:
     """Import verifiers without its clients of model servers, and mcp without its servers. See `verifiers_import`."""
     from plumbob.rollout import verifiers_import
@@ -97,8 +250,10 @@ def import_verifiers() -> None:
     verifiers_import.import_verifiers()
 
 
-def wake_gpu() -> None:
+def wake_gpu() -> bool:
     """Start, in a thread, what a GPU does once for a process: its context and its library of matrix products.
+
+    Returns whether there is a GPU.
 
     That takes a second or two and no Python, so that it costs nothing beside imports. Errors are left to whoever uses
     the GPU first.
@@ -106,7 +261,7 @@ def wake_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        return
+        return False
 
     def wake() -> None:
         with suppress(Exception):
@@ -116,6 +271,7 @@ def wake_gpu() -> None:
                 torch.mm(square, square)
 
     threading.Thread(target=wake, name="plumbob-wake-gpu", daemon=True).start()
+    return True
 
 
 @contextmanager

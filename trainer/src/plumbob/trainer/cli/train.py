@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,12 +18,13 @@ from plumbob.console.version import version_option
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import (
     announce,
+    compile_meanwhile,
     fast_imports,
+    import_torch_beside,
     import_transformers,
     import_verifiers,
-    load_torch_libraries,
+    installed_read_once,
     use_growing_segments,
-    wake_gpu,
 )
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
@@ -42,6 +43,7 @@ from plumbob.trainer.config.options import (
     spellings,
 )
 from plumbob.trainer.config.train import PLACE, TrainConfig
+from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new, run_directory_of, saved_checkpoints
@@ -68,16 +70,21 @@ Settings = TypeVar("Settings", bound=TrainConfig)
 
 def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     """Carry out a run with settings of the class `cls`; returns the exit code. Raises UserError."""
+    start.begin()
     dry = given.get("dry_run")
-    config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name != "dry_run"})
-    check_before_loading(config, run_dir)
-    named = " and ".join(env for env, _ in config.members)
-    use_growing_segments(config.engine)
-    load_torch_libraries()
-    with fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"):
-        import_transformers()
-        wake_gpu()
+    with ExitStack() as imports:
+        imports.enter_context(installed_read_once())
+        config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name != "dry_run"})
+        check_before_loading(config, run_dir)
+        start.lap("settings")
+        named = " and ".join(env for env, _ in config.members)
+        use_growing_segments(config.engine)
+        if not dry:
+            compile_meanwhile(config)
+        torch = import_torch_beside()
+        imports.enter_context(fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"))
         import_verifiers()
+        import_transformers(torch)
         if dry:
             from plumbob.trainer.training.dry_run import dry_run
 
@@ -85,6 +92,7 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         else:
             from plumbob.trainer.training.train import run as begin
 
+    start.lap("imports")
     return begin(config, run_dir)
 
 

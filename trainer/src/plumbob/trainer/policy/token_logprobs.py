@@ -15,6 +15,12 @@ CHUNK_LOGITS = 1 << 25
 CHUNK_LOGITS_CUDA = 1 << 28
 """Most logits of one chunk on a GPU, which needs longer ones: 1 GiB in float32, or 1766 tokens of a 152k vocabulary."""
 
+COMPILED_LOGITS = 1 << 26
+"""Fewest logits of one chunk that are worth compiled kernels: 441 tokens of a 152k vocabulary.
+
+To compile takes seconds, which passes over a few short rows, as those that measure a model, never make up for.
+"""
+
 
 def most_logits(memory: int) -> int:
     """Most logits of one chunk on a GPU of which so many bytes may be used: they and their gradients take a 32nd of it."""
@@ -186,8 +192,19 @@ def _compiler(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiled(function: Callable[..., Any], logits: torch.Tensor, *args: Any) -> Any:
     """Call `function`, on a GPU compiled into one or two kernels, because each of its steps would move all memory."""
-    if not logits.is_cuda:
+    if not logits.is_cuda or logits.numel() < COMPILED_LOGITS:
         return function(logits, *args)
     for tensor in (logits, *(a for a in args if isinstance(a, torch.Tensor))):
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
     return _compiler(function)(logits, *args)
+
+
+def compile_for(device: torch.device, vocab: int, temperature: float, bf16: bool) -> None:
+    """Compile what scores tokens of a vocabulary of `vocab` ids on `device`, by scoring a chunk of the usual size."""
+    n = CHUNK_LOGITS_CUDA // vocab
+    with torch.no_grad():
+        logits, targets = torch.zeros(n, vocab, device=device), torch.zeros(n, dtype=torch.long, device=device)
+        _, normalisers, _ = _compiled(_statistics, logits, targets, temperature, 0.0)
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        factors = torch.ones_like(normalisers)  # one tensor for both would be other code
+        _compiled(_logit_gradient, logits, targets, normalisers, factors, temperature, 0.0, dtype)

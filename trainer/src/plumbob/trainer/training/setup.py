@@ -41,6 +41,7 @@ from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.tasks import Tasks, fingerprint_of, leave_out_long_prompts, load_environments
 from plumbob.trainer.rollouts.templates import check_template, opening_messages, tool_names
+from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.run_directory import (
     lock_directory,
     new_directory,
@@ -91,6 +92,7 @@ def set_up(
         environments = tuple(environments or load_environments(config))
         for tasks in environments:  # before any weights are loaded
             check_template(chat, tasks, config.model)
+        start.lap("tokenizer and tasks")
         model = load_model(config.model)
         check_context(model, config)
         if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
@@ -100,6 +102,7 @@ def set_up(
             dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
             for tasks in environments
         )
+        start.lap("model")
         fixed_ids = _first_prompt(chat, environments[0])[:256]
         if config.max_prompt_length is not None:
             needed = config.max_steps * rollouts // config.num_generations
@@ -115,6 +118,7 @@ def set_up(
             rollouts = min(rollouts, len(demonstrations.rows))  # a step has no demonstration twice
         config = _resolved(config, model, len(demonstrations.rows) or len(environments[0].train), rollouts)
 
+        start.lap("tokenizer and tasks")
         torch.set_num_threads(threads_for(model, world.size))
         torch.manual_seed(config.seed)
         divided = request.divides(world)
@@ -122,6 +126,7 @@ def set_up(
         plan, measured = world.from_main(
             _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
         )
+        start.lap("measuring")
         policy = Policy(model, config, world.device, whole=not divided, plan=plan)
         chosen = _chosen_engine(measured, policy, config, world)
         config = dataclasses.replace(config, engine=chosen.engine)
@@ -165,6 +170,7 @@ def set_up(
             demonstrations=demonstrations.rows,
         )
         _begin(run, folder, demonstrations, status, parity_checked)
+        start.lap("engine")
         on_failure.pop_all()
     return run
 

@@ -30,6 +30,7 @@ from plumbob.trainer.reporting.hub_upload import check_hub_access
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
+from plumbob.trainer.run_files import start
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.demonstrations import shown
 from plumbob.trainer.training.disk_space import disk_lines
@@ -118,6 +119,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
                 evaluate_now(when, steps)
                 if is_new_best(run_):
                     _save(run_, recorder, schedule)
+            start.lap("evaluation before")
             while not run_.is_over:
                 metrics = _take_step(run_, recorder, steps, interruption)
                 judge(run_, state.step, metrics)
@@ -161,6 +163,9 @@ def _take_step(run_: Run, recorder: Recorder, steps: Steps, interruption: Interr
     state.step += 1
     _note_microbatch_size(run_, recorder)
     recorder.step(metrics, batch)
+    if state.step == state.first_step + 1 and run_.world.is_main:
+        with suppress(OSError):
+            recorder.note(start.first_step_ended(run_.directory, metrics.get("time/rollout", 0.0)))
     batch.release()
     # What steps have left behind in cycles, which may hold a GPU's memory. Of all ages: what was in use after
     # its own step, and is not any more, would otherwise stay until the run ends, because Python hardly ever

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from plumbob.trainer.inference.paged.weights import NotSupported
 
 
 @triton.jit
@@ -118,7 +119,7 @@ def rotate_and_store(
     return query
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pages_stride"])  # otherwise compiled once more for each divisor of the longest context
 def _decode_attention(
     query,
     keys,
@@ -178,6 +179,10 @@ def decode_attention(
     scale: float,
 ) -> torch.Tensor:
     batch, heads, dim = query.shape
+    if dim < 16 or dim & (dim - 1):  # what Triton says of it does not name the reason
+        raise NotSupported(
+            f"its attention heads have {dim} dimensions, and on a GPU this engine needs 16, 32, 64, 128 or 256"
+        )
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
     out = torch.empty_like(query)

@@ -127,4 +127,6 @@ def why_not(error: Exception) -> str:
     """What this engine cannot do, from what `check_exact` raised: the rest of a clause."""
     if isinstance(error, NotSupported):
         return f"does not know this model: {error}"
-    return f"does not work with this model on this machine: {first_line(error)}"
+    # The first line of what Triton says of code that it cannot compile is a place in it, and the last one is the reason.
+    lines = str(error).strip().splitlines() if type(error).__name__ == "CompilationError" else []
+    return f"does not work with this model on this machine: {lines[-1].strip() if lines else first_line(error)}"

@@ -1,0 +1,31 @@
+"""The process that `loading.compile_meanwhile` starts; what it compiles is in training/warming.py."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+from plumbob.trainer.cli.loading import fast_imports, import_torch_beside, import_transformers, installed_read_once
+
+LEAST_MEMORY = 40 << 30
+"""Bytes of a GPU's memory from which on the one to three GiB that this process takes for seconds do not matter."""
+
+
+def main() -> None:
+    """Read settings from stdin, and write the file that is named in the arguments when all is compiled."""
+    config = pickle.load(sys.stdin.buffer)
+    with installed_read_once(), fast_imports("what is compiled"):
+        import_transformers(import_torch_beside())
+        import torch
+        from plumbob.trainer.training.warming import warm
+
+    if torch.cuda.get_device_properties(0).total_memory >= LEAST_MEMORY:
+        warm(config, torch.device("cuda", 0))
+        done = Path(sys.argv[1])
+        done.parent.mkdir(parents=True, exist_ok=True)
+        done.touch()
+
+
+if __name__ == "__main__":
+    main()

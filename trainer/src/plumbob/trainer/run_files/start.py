@@ -1,0 +1,46 @@
+"""The seconds of a run's start by part, from the command to the end of the first step: printed, and kept in start.json."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from plumbob.trainer.run_files.run_directory import write_whole
+
+FILE = "start.json"
+
+_parts: dict[str, float] = {}
+_last = time.monotonic()
+
+
+def begin() -> None:
+    """A command begins a run. The first one of a process begins when this module is imported."""
+    if _parts:
+        _parts.clear()
+        lap("")
+        _parts.clear()
+
+
+def lap(part: str) -> None:
+    """The seconds since the last call were those of `part`."""
+    global _last
+    now = time.monotonic()
+    _parts[part] = _parts.get(part, 0.0) + now - _last
+    _last = now
+
+
+def first_step_ended(directory: Path, rollouts: float) -> str:
+    """Write the parts to start.json in the run directory; returns them as a line. `rollouts`: seconds of the step's rollouts."""
+    lap("training")
+    step = _parts.pop("training")
+    parts = {**_parts, "first rollouts": min(rollouts, step), "first training": max(step - rollouts, 0.0)}
+    write_whole(directory / FILE, json.dumps(parts, indent=2))
+    return described(parts)
+
+
+def described(parts: Mapping[str, float]) -> str:
+    """Example: "the first step ended after 12.5 s: imports 8.0, tasks 1.5, rollouts 3.0"."""
+    each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
+    return f"the first step ended after {sum(parts.values()):.1f} s: {each}"

@@ -1,0 +1,84 @@
+"""Compile what a run on a GPU will need in a process of its own, while the run imports, loads its model and samples.
+
+Compiled code goes to the folders in which torch and Triton keep it, where the run finds it: it then traces its layers, but
+neither generates nor compiles code for them. A process and not a thread, because tracing is Python, as are imports and rollouts.
+If something goes wrong here, the run compiles everything itself, as it does without this process.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from contextlib import suppress
+from typing import Any
+
+import torch
+from plumbob.rollout import Sample
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.inference.paged import fused
+from plumbob.trainer.inference.paged.engine import PagedEngine
+from plumbob.trainer.inference.paged.opening import check_exact
+from plumbob.trainer.inference.paged.sampling import BLOCK
+from plumbob.trainer.inference.paged.weights import Weights
+from plumbob.trainer.policy.forward_plan import ForwardPlan, measured_rows, plan_forward
+from plumbob.trainer.policy.loading import cast_weights
+from plumbob.trainer.policy.policy import Policy
+from plumbob.trainer.policy.token_logprobs import compile_for
+from plumbob.trainer.run_files.model_path import model_path
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+SMALL_VOCABULARY = 256
+"""Ids of the model that is compiled: no code of a layer depends on how many there are."""
+
+
+def warm(config: TrainConfig, device: torch.device) -> None:
+    """Compile what a run with these settings computes on `device`, by computing it for a model of one layer of the same shapes."""
+    model, vocab = one_layer(config.model, device)
+    plan = plan_forward(model, config.max_context, SMALL_VOCABULARY)
+    engine = threading.Thread(target=_sample, args=(copy.deepcopy(model), plan, config, vocab))
+    if config.engine in ("auto", "paged"):
+        engine.start()  # Triton waits for its assembler most of the time
+    _train(Policy(model, config, device, plan=plan), config, vocab)
+    if engine.ident is not None:
+        engine.join()
+
+
+def one_layer(name: str, device: torch.device) -> tuple[PreTrainedModel, int]:
+    """The model with random weights, a single layer and few ids, in float32; and how many ids it has in truth."""
+    settings: Any = AutoConfig.from_pretrained(model_path(name))
+    text = settings.get_text_config()
+    vocab, text.vocab_size, text.num_hidden_layers, text.pad_token_id = text.vocab_size, SMALL_VOCABULARY, 1, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    with device:
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    for parameter in model.parameters():  # as the published weights of most models: see `_halve_frozen_weights`
+        parameter.data = parameter.data.bfloat16().float()
+    return model, vocab
+
+
+def _train(policy: Policy, config: TrainConfig, vocab: int) -> None:
+    """Forward and backward passes over a microbatch of the usual size, because code is chosen by sizes."""
+    length = max(min(config.max_context, config.microbatch_tokens) // 2, 2)
+    (first,) = measured_rows(SMALL_VOCABULARY, (length,))
+    prompt = length // 2
+    rows = [
+        Sample(first.token_ids, [i >= prompt for i in range(length)], [0.0] * length, 0.0, "warm", "", False)
+        for _ in range(max(config.microbatch_tokens // length, 2))
+    ]
+    for _ in range(2):  # the second one finds the gradients of the first
+        policy.sharding.backward(policy.score(rows, config.temperature).logprobs.sum(), last=True)
+    with torch.no_grad():
+        policy.score(rows[:1], 1.0)  # what a recorded step compares with the engine
+    compile_for(policy.device, vocab, config.temperature, config.bf16)
+
+
+@torch.no_grad()
+def _sample(model: PreTrainedModel, plan: ForwardPlan, config: TrainConfig, vocab: int) -> None:
+    """The engine's kernels: in float32, in which it is compared with the model, and in the run's precision."""
+    with suppress(Exception):
+        check_exact(model, plan, config.max_context)
+        cast_weights(model, torch.bfloat16 if config.bf16 else torch.float32)
+        engine = PagedEngine(Weights.of(model, config.max_context), max_slots=2, max_length=256)
+        engine.score(measured_rows(SMALL_VOCABULARY, (64,))[0].token_ids)
+        fused.block_sums(torch.zeros(2, vocab, device=model.device), torch.ones(2, device=model.device), BLOCK)

@@ -1,0 +1,76 @@
+"""A run's start: its parts in seconds, and what compiles for it in a process of its own."""
+
+import json
+import pickle
+
+import pytest
+import torch
+from plumbob.trainer.cli import loading
+from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files import start
+from plumbob.trainer.training.warming import one_layer, warm
+
+
+def test_the_parts_of_a_start_are_kept_and_add_up(tmp_path):
+    start.begin()
+    for part in ("imports", "model", "imports"):
+        start.lap(part)
+    line = start.first_step_ended(tmp_path, rollouts=100.0)  # a clock that jumps makes no part negative
+    parts = json.loads((tmp_path / start.FILE).read_text())
+    assert list(parts) == ["imports", "model", "first rollouts", "first training"] and min(parts.values()) >= 0
+    assert line.startswith(f"the first step ended after {sum(parts.values()):.1f} s: imports ")
+    start.begin()
+    start.lap("tasks")
+    start.first_step_ended(tmp_path, rollouts=0.0)
+    assert list(json.loads((tmp_path / start.FILE).read_text())) == ["tasks", "first rollouts", "first training"]
+
+
+def test_the_model_that_is_compiled_has_the_layers_of_the_run_and_its_weights_fit_into_bfloat16():
+    small, vocab = one_layer("tiny", torch.device("cpu"))
+    assert len(small.get_decoder().layers) == 1 and vocab > 256
+    assert all(torch.equal(p.bfloat16().float(), p) for p in small.parameters())
+    from plumbob.trainer.policy.loading import load_model
+
+    mine, theirs = (
+        {name: p.shape for name, p in model.get_decoder().layers[0].named_parameters()}
+        for model in (small, load_model("tiny"))
+    )
+    assert mine == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"peft": True}, {"gradient_checkpointing": True}])
+def test_what_is_compiled_is_computed_without_an_error(settings, monkeypatch):
+    monkeypatch.setattr("plumbob.trainer.policy.token_logprobs.CHUNK_LOGITS_CUDA", 1 << 14)
+    warm(TrainConfig(model="tiny", max_context=64, microbatch_tokens=256, **settings), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [({"seed": 5}, True), ({"learning_rate": 1.0}, True), ({"peft": True}, False), ({"bf16": True}, False)],
+)
+def test_compiled_code_has_another_name_where_it_is_other_code(changes, same):
+    named = loading.warm_key(TrainConfig(model="tiny"))
+    assert (loading.warm_key(TrainConfig(model="tiny", **changes)) == named) is same
+
+
+def test_settings_reach_the_process_that_compiles_and_it_is_started_once(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(loading, "DEVICE", tmp_path)  # as on a machine with a GPU
+    monkeypatch.setattr(loading.sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho $3 > {tmp_path}/done\nexec cat > {tmp_path}/got\n")
+    (tmp_path / "python").chmod(0o755)
+    config = TrainConfig(model="tiny", peft=True)
+    monkeypatch.setattr(loading.atexit, "register", lambda kill: started.append(kill.__self__))
+    loading.compile_meanwhile(config, cpus=8)
+    (process,) = started
+    assert process.wait(60) == 0 and pickle.loads((tmp_path / "got").read_bytes()) == config
+    mark = tmp_path / "plumbob" / loading.warm_key(config)
+    assert (tmp_path / "done").read_text().strip() == str(mark)
+    mark.parent.mkdir()
+    mark.touch()
+    for other, cpus in ((config, 8), (TrainConfig(model="tiny"), 2), (TrainConfig(model="tiny", engine="vllm"), 8)):
+        loading.compile_meanwhile(other, cpus=cpus)
+    assert len(started) == 1

@@ -36,6 +36,7 @@ FIXED_ON_RESUME = (
     "lora_r",
     "lora_alpha",
     "lora_targets",
+    "base_bits",
     "seed",
     "eval_examples",
     "max_prompt_length",
@@ -93,6 +94,9 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """LoRA dropout. With a value above 0, the policy that is trained is not the policy that samples."""
     lora_targets: str = option(LORA_TARGETS, "--lora-target-modules")
     """Modules that get a LoRA adapter, separated by commas; all-linear: every linear layer but the head."""
+    base_bits: int | None = option(None)
+    """Bits of each weight of the layers' frozen matrices with --peft: 16 (32 without --bf16), or 8, in which case the
+    trained model is the adapter on the rounded base, and so is the final model. Default: 8 only if --gpu-memory needs it."""
     bf16: bool = option(False)
     """Compute in bfloat16; the trained weights stay float32."""
     gradient_checkpointing: bool = option(False)
@@ -146,6 +150,12 @@ class TrainConfig(RolloutOptions, LearningConfig):
         self._check_own()
         self._check_objective()
         self._check_vllm()
+        require(self.base_bits in (None, 8, 16), f"--base-bits must be 8 or 16, not {self.base_bits}")
+        sampled_elsewhere = self.engine == "vllm" or not self.peft
+        require(
+            self.base_bits != 8 or not sampled_elsewhere,
+            "--base-bits 8 needs --peft, and an engine in the training process: not --engine vllm",
+        )
         self._check_keep_best()
 
     def _check_vllm(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
-from plumbob.trainer.algorithm.learning_rate import default_rate, learning_rate
+from plumbob.trainer.algorithm.learning_rate import learning_rate
 from plumbob.trainer.config.train import TrainConfig
 
 FEWEST_GROUPS, FEWEST_ROLLOUTS = 4, 32
@@ -15,8 +15,6 @@ FEWEST_GROUPS, FEWEST_ROLLOUTS = 4, 32
 LEFT_IN_A_HUNDRED, LEFT_AT_THE_END = 0.9, 0.5
 """Smallest share of a weight without a gradient that decay may leave in a hundred updates, and in the whole run: .82 after 12
 steps destroys the bundled policy."""
-SMALLEST_SCALE = 1 / 24
-"""Smallest alpha / rank of an adapter with the default learning rate."""
 
 
 def checks(config: TrainConfig) -> Iterator[Finding]:
@@ -35,12 +33,6 @@ def _judged(config: TrainConfig) -> Iterator[tuple[str, str, bool, str]]:
     if warmup and rates:
         said = f"--warmup-steps {warmup} in {steps} steps: the highest learning rate is {max(rates):.1%} of --learning-rate"
         yield "the learning rate reaches its peak", "learning-rate-too-low", max(rates) < 0.5, said
-    if config.peft:
-        scale, peak = config.lora_alpha / config.lora_r, config.learning_rate
-        usual = peak is None or any(math.isclose(peak, default_rate(tiny=tiny, peft=True)) for tiny in (False, True))
-        said = f"--lora-alpha {config.lora_alpha} by --lora-r {config.lora_r} multiplies what the adapter adds by {scale:.3g}"
-        check = "the adapter's scale leaves the learning rate as it is"
-        yield check, "learning-rate-too-low", usual and scale < SMALLEST_SCALE, said
     if config.weight_decay and config.learning_rate is not None and rates:
         # Each update multiplies a weight without a gradient by 1 - rate x decay (arXiv:1711.05101, algorithm 2).
         decay = config.learning_rate * config.weight_decay

@@ -111,6 +111,7 @@ class RolloutSource:
 
         Raises RunFailed if all rollouts failed, and Interrupted.
         """
+        self._prepare(cursor)
         if self._ahead is None:
             collecting = collect(self.sampler, step, cursor, self.world, recorded=self.recorded(step))
             batch: Batch = self.interruption.run(self.runner, collecting)
@@ -132,7 +133,16 @@ class RolloutSource:
                 batch.records,
                 "signal-left-out",
             )
+        if step + 1 < self.sampler.config.max_steps:
+            self._prepare(batch.cursor)
         return batch
+
+    def _prepare(self, cursor: int) -> None:
+        """Call `prepare_rollouts` of the next step's tasks that have it, for example to embed documents while a step trains."""
+        with suppress(Exception):  # the rollouts meet what is wrong again, and there it is counted
+            taken = next_groups(self.sampler.environments, cursor, self.sampler.groups_per_step)
+            for own in taken[self.world.rank :: self.world.size]:
+                getattr(own.task, "prepare_rollouts", lambda: None)()
 
     def begin(self, step: int, cursor: int) -> None:
         """With --max-staleness, start sampling the batch of `step` in the background; otherwise `take` samples it."""

@@ -189,6 +189,9 @@ Work and resources
   time/sync | s | Time of the weight sync, including the comparison of log-probabilities after it.
   time/sampling | s | Time to sample the rollouts; longer than time/rollout if sampling began during the previous step
       (--max-staleness).
+  time/tools | s | Time for which a rollout waited for the results of its tools, such as searches, mean.
+  time/tools_share | share | Time for which the step's rollouts waited for the results of their tools, as a share of the
+      time from their beginning to the end of their last turn, all rollouts added up.
   time/rollout_tokens_per_second | tokens/s | Sampled tokens per second of sampling, on all processes together.
   time/train_tokens_per_second | tokens/s | Tokens per second of training (time/train), prompts and tool results
       included.

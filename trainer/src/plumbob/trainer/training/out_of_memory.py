@@ -121,8 +121,8 @@ def taken(run: Run) -> dict[str, int]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors, each storage once: tied weights share one."""
-    return sum({t.untyped_storage().data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+    """Bytes of tensors, each place once: tied weights share one, and an engine joins several weights in one storage."""
+    return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
 
 def _listed(taken: dict[str, int]) -> str:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from plumbob.doctor.record import RecordSink
+from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
 from plumbob.trainer.inference.weight_sync import sync_weights
@@ -132,11 +133,19 @@ def train_step(
         "train/rows": num_trained,
         **clock.seconds,
         "time/sampling": batch.seconds,
+        **tool_times(batch.drawn),
         "time/rollout_tokens_per_second": batch.generated_tokens / batch.seconds,
         "time/train_tokens_per_second": tally.row_tokens / clock.seconds["time/train"],
     }
     del minibatches, rescored  # for the reason that `Batch.release` gives
     return metrics, batch
+
+
+def tool_times(samples: Sequence[Sample]) -> dict[str, float]:
+    """How long rollouts waited for their tools."""
+    waited = sum(s.tool_seconds for s in samples)
+    lasted = sum(s.seconds for s in samples)
+    return {"time/tools": waited / max(len(samples), 1), "time/tools_share": waited / lasted if lasted else 0.0}
 
 
 def nothing() -> None:

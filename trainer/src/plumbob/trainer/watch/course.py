@@ -88,8 +88,6 @@ def plan_of(config: TrainConfig) -> trends.Plan:
         adapter=config.peft,
         warmup=config.warmup_steps,
         max_norm=config.max_grad_norm,
-        updates=config.updates_per_step,
-        clipped={"gspo": 0.7, "cispo": 1.0}.get(config.loss_type, trends.Plan.clipped),
         kl_beta=config.kl_beta,
         corrected=config.correction()[0] != "none",
         comparable=config.eval_datasets is None and config.task_order in ("auto", "shuffle") and not ordered,

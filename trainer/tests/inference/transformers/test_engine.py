@@ -1,13 +1,14 @@
 import asyncio
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.inference.engine import WeightUpdate
 from plumbob.trainer.inference.transformers.engine import TransformersEngine, draw
-from plumbob.trainer.inference.weight_sync import SyncError, parity_row, sync_weights
+from plumbob.trainer.inference.weight_sync import PARITY, SyncError, parity_row, sync_weights
 from plumbob.trainer.policy.policy import Policy
 
 
@@ -260,3 +261,15 @@ def test_sync_is_acknowledged_and_a_lost_update_is_caught(qwen2, make_policy, pe
     with pytest.raises(SyncError, match="does not serve the weights"):
         sync_weights(policy, engine, row)
     assert sync_weights(policy, engine, row, checked=False).parity > 1e-3
+
+
+def test_a_sync_may_differ_by_more_where_its_ids_are_unlikely(qwen2, make_policy, monkeypatch):
+    """A run in bfloat16 stopped at a difference of .32 nats by rounding alone, on a prompt that its policy found unlikely."""
+    policy, row, limits = make_policy(qwen2), parity_row(prompts(1)[0]), []
+    engine = TransformersEngine(policy.engine_model())
+    monkeypatch.setattr(engine, "check_parity", lambda ids, logprobs, limit: limits.append(limit) or 0.0)
+    for mean in (2.0, 5.0, 10.0):
+        scores = SimpleNamespace(logprobs=torch.full((len(row.token_ids) - 1,), -mean))
+        monkeypatch.setattr(policy, "score", lambda rows, temperature, scores=scores: scores)
+        sync_weights(policy, engine, row)
+    assert limits == pytest.approx([PARITY, PARITY, 2 * PARITY])

@@ -88,7 +88,6 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
                     asked = evaluation.ask(dataclasses.replace(own, engine=_engine(config, begun)), recorded)
                     open_engine.enter_context(closing(asked))
                     loaded = model
-                (folder / "config.toml").write_text(asked.recorded(own).to_toml(), encoding="utf-8")
                 try:
                     (report,) = evaluation.evaluate_plans(own, [parts[env, retriever]], asked, folder)
                 except (Interrupted, evaluation.EvaluationFailed) as error:

@@ -35,7 +35,6 @@ def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *
     recorded = None if resume_from is None else resume_from / RECORDED
     with closing(ask(config, recorded)) as asked:
         directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
-        (directory / "config.toml").write_text(asked.recorded(config).to_toml(), encoding="utf-8")
         try:
             (report,) = evaluate_plans(config, [part], asked, directory)
         except (Interrupted, EvaluationFailed) as error:

@@ -117,16 +117,11 @@ def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: boo
     plans = [plan(config, env) for env in config.envs]
     recorded = None if resume_from is None else resume_from / RECORDED
     with closing(ask(config, recorded)) as asked:
-        return _run(config, plans, asked, resume_from, as_json)
-
-
-def _run(config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, resume_from: Path | None, as_json: bool) -> int:
-    directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
-    (directory / "config.toml").write_text(asked.recorded(config).to_toml(), encoding="utf-8")
-    try:
-        reports = evaluate_plans(config, plans, asked, directory)
-    except (Interrupted, EvaluationFailed) as error:
-        return stopped(error, f"evaluate --resume {directory}")
+        directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
+        try:
+            reports = evaluate_plans(config, plans, asked, directory)
+        except (Interrupted, EvaluationFailed) as error:
+            return stopped(error, f"evaluate --resume {directory}")
     (directory / "summary.json").write_text(json.dumps(reports, indent=2, allow_nan=False))
     if as_json:
         print(json.dumps({"directory": str(directory), "environments": reports}, indent=2, allow_nan=False))
@@ -147,10 +142,11 @@ def stopped(error: Exception, resume: str) -> int:
 def evaluate_plans(
     config: EvaluateConfig, plans: Sequence[Plan], asked: Asked, directory: Path
 ) -> list[dict[str, Any]]:
-    """Sample the missing rollouts of each plan: one report per plan. Raises Interrupted and EvaluationFailed.
+    """Write config.toml and sample the missing rollouts of each plan: one report per plan.
 
-    Raises UserError if the model's chat template does not work with an environment.
+    Raises Interrupted and EvaluationFailed, and UserError if the model's chat template does not work with an environment.
     """
+    (directory / "config.toml").write_text(asked.recorded(config).to_toml(), encoding="utf-8")
     blocking.exit_if_unstoppable(
         lambda stretch: print(f"Stopped: {blocking.describe(stretch)}; finished rollouts are kept in {directory}")
     )

@@ -237,8 +237,6 @@ class _Share:
 
     samples: list[Sample]
     unusable: list[_Unusable]
-    unusable_tokens: list[int]
-    """Number of sampled tokens of each rollout in `unusable`."""
     num_rollouts: int
     groups_broken: int
 
@@ -290,17 +288,14 @@ async def _add_round(
 
     groups = await asyncio.gather(*map(group, mine))
     traces = [(first_group + i, trace) for i, (own, _, _) in zip(mine, groups, strict=True) for trace in own]
-    left_out = [(t, w) for own, why, _ in groups for t, w in zip(own, why, strict=True) if w is not None]
     share = _Share(
         samples=[sample for _, _, samples in groups for sample in samples],
-        unusable=[why for _, why in left_out],
-        unusable_tokens=[sum(sum(node.mask) for node in trace.nodes) for trace, _ in left_out],
+        unusable=[w for _, why, _ in groups for w in why if w is not None],
         num_rollouts=len(traces),
         groups_broken=sum(any(map(engine_failed, own)) for own, _, _ in groups),
     )
     for part in (by_process := world.gather(share)):
         batch.failures += [why.reason for why in part.unusable]
-        batch.unusable_tokens += part.unusable_tokens
         kinds = Counter(why.kind for why in part.unusable)
         batch.engine_failures += kinds["engine"]
         batch.stuck += kinds["stuck"]

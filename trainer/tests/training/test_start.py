@@ -17,6 +17,7 @@ def test_the_parts_of_a_start_are_kept_and_add_up(tmp_path):
         start.lap(part)
     line = start.first_step_ended(tmp_path, rollouts=100.0)  # a clock that jumps makes no part negative
     parts = json.loads((tmp_path / start.FILE).read_text())
+    assert start.read(tmp_path) == parts and start.read(tmp_path / "no_such_run") == {}
     assert list(parts) == ["imports", "model", "first rollouts", "first training"] and min(parts.values()) >= 0
     assert line.startswith(f"the first step ended after {sum(parts.values()):.1f} s: imports ")
     start.begin()

@@ -207,13 +207,11 @@ def use_growing_segments(engine: str) -> None:
 def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
     """Start the process of `warm.py`, if there is a GPU and nothing is compiled for these settings yet.
 
-    It ends by itself, or with this process. Not for several processes, or where the GPU's memory is planned closely
-    (--engine vllm, --gpu-memory), and not on few processors, where it would hold up the run.
+    It ends by itself, or with this process. Not for several processes, or where the GPU's memory is scarce (--engine vllm,
+    --base-bits 8), and not on few processors, where it would hold up the run.
     """
-    alone = (
-        os.environ.get("WORLD_SIZE", "1") == "1" and config.engine != "vllm" and not getattr(config, "gpu_memory", None)
-    )
-    if not alone or (cpus or 1) < 4 or not DEVICE.exists():
+    several, scarce = os.environ.get("WORLD_SIZE", "1") != "1", config.engine == "vllm" or config.base_bits == 8
+    if several or scarce or (cpus or 1) < 4 or not DEVICE.exists():
         return
     with suppress(Exception):  # whatever goes wrong, the run compiles by itself
         cache = (

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from plumbob.trainer.cli.loading import fast_imports, import_torch_beside, import_transformers, installed_read_once
 
-LEAST_MEMORY = 40 << 30
-"""Bytes of a GPU's memory from which on the one to three GiB that this process takes for seconds do not matter."""
+LEAST_MEMORY, PER_PARAMETER = 40 << 30, 24
+"""Bytes of a GPU's memory from which on the one to four GiB that this process takes for seconds do not matter: at least, and
+for each parameter of the model. The run plans its memory meanwhile by what is free."""
 
 
 def main() -> None:
@@ -18,9 +19,11 @@ def main() -> None:
     with installed_read_once(), fast_imports("what is compiled"):
         import_transformers(import_torch_beside())
         import torch
+        from plumbob.trainer.policy.loading import empty_model
         from plumbob.trainer.training.warming import warm
 
-    if torch.cuda.get_device_properties(0).total_memory >= LEAST_MEMORY:
+    needed = max(LEAST_MEMORY, PER_PARAMETER * empty_model(config.model).num_parameters())
+    if torch.cuda.get_device_properties(0).total_memory >= needed:
         warm(config, torch.device("cuda", 0))
         done = Path(sys.argv[1])
         done.parent.mkdir(parents=True, exist_ok=True)

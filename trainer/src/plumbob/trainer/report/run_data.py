@@ -7,7 +7,7 @@ import json
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from plumbob.doctor.findings import Finding
 from plumbob.trainer.config.train import EVALUATED
 from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.report.rollouts import finite
+from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.metric_names import describe, earned
 from plumbob.trainer.run_files.run_directory import (
     read_metrics,
@@ -42,6 +43,8 @@ class RunData:
     findings: list[dict[str, Any]]
     changed: float = 0.0
     """When it took its last step, in seconds since 1970; 0 before its first one."""
+    start: dict[str, float] = field(default_factory=dict)
+    """Seconds of each part of its start, in order, to the end of the first step; empty if they are not known."""
 
     @property
     def env(self) -> str:
@@ -56,6 +59,7 @@ class RunData:
             "directory": str(self.directory),
             "env": self.env,
             "config": self.config,
+            "start": self.start,
             "changed": time.strftime("%Y-%m-%d %H:%M", time.localtime(self.changed)) if self.changed else "",
             "metrics": {name: [finite(row.get(name)) for row in self.rows] for name in names},
             "evaluations": self.evaluations,
@@ -91,7 +95,7 @@ def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = l
     found = _findings(directory, config, rows if checked else ())
     metrics = directory / "metrics.jsonl"
     changed = metrics.stat().st_mtime if rows else 0.0
-    return RunData(name, directory, config, rows, _evaluations(directory, rows), found, changed)
+    return RunData(name, directory, config, rows, _evaluations(directory, rows), found, changed, start.read(directory))
 
 
 def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:

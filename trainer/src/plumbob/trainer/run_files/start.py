@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from plumbob.trainer.run_files.run_directory import write_whole
@@ -38,6 +39,13 @@ def first_step_ended(directory: Path, rollouts: float) -> str:
     parts = {**_parts, "first rollouts": min(rollouts, step), "first training": max(step - rollouts, 0.0)}
     write_whole(directory / FILE, json.dumps(parts, indent=2))
     return described(parts)
+
+
+def read(directory: Path) -> dict[str, float]:
+    """The parts of a run's start in seconds, in order; empty if start.json is not there or was cut off."""
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        return {str(name): float(seconds) for name, seconds in json.loads((directory / FILE).read_text()).items()}
+    return {}
 
 
 def described(parts: Mapping[str, float]) -> str:

@@ -60,12 +60,10 @@ def one_layer(name: str, device: torch.device) -> tuple[PreTrainedModel, int]:
 def _train(policy: Policy, config: TrainConfig, vocab: int) -> None:
     """Forward and backward passes over a microbatch of the usual size, because code is chosen by sizes."""
     length = max(min(config.max_context, config.microbatch_tokens) // 2, 2)
-    (first,) = measured_rows(SMALL_VOCABULARY, (length,))
-    prompt = length // 2
-    rows = [
-        Sample(first.token_ids, [i >= prompt for i in range(length)], [0.0] * length, 0.0, "warm", "", False)
-        for _ in range(max(config.microbatch_tokens // length, 2))
-    ]
+    count, half = max(config.microbatch_tokens // length, 2), length // 2
+    prompt, *ends = (row.token_ids for row in measured_rows(SMALL_VOCABULARY, (half, *[length - half] * count)))
+    mask = [i >= half for i in range(length)]
+    rows = [Sample(prompt + end, mask, [0.0] * length, 0.0, "warm", "", False) for end in ends]
     for _ in range(2):  # the second one finds the gradients of the first
         policy.sharding.backward(policy.score(rows, config.temperature).logprobs.sum(), last=True)
     with torch.no_grad():

@@ -234,6 +234,20 @@ function findingsView() {
   })];
 }
 
+// The parts of a run's start, one after the other, each where it began.
+function startOf(run) {
+  const parts = Object.entries(run.start), total = parts.reduce((sum, [, seconds]) => sum + seconds, 0);
+  let begun = 0;
+  const bars = parts.map(([name, seconds]) => {
+    const share = (part) => `${(100 * part / total).toFixed(1)}%`;
+    const style = { "margin-left": share(begun), width: share(seconds) };
+    begun += seconds;
+    return [name, seconds.toFixed(1), el("div", { class: "start" }, el("div", { style }))];
+  });
+  const title = `From the command to the end of the first step: ${total.toFixed(1)} s`;
+  return el("section", {}, el("h2", {}, D.runs.length > 1 ? `${run.name}: ${title}` : title), table(["part", "seconds", ""], bars));
+}
+
 function settingsView() {
   const names = [...new Set(D.runs.flatMap((run) => Object.keys(run.config)))];
   const show = (value) => (value === undefined ? "" : Array.isArray(value) ? value.join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value));
@@ -242,6 +256,7 @@ function settingsView() {
   return [
     D.runs.length > 1 ? el("p", {}, "Settings that differ between the runs stand first, in bold.") : null,
     table(["setting", ...D.runs.map((run) => run.name)], rows.map((name) => [name, ...D.runs.map((run) => (differs(name) ? el("strong", {}, show(run.config[name])) : show(run.config[name])))])),
+    ...D.runs.filter((run) => Object.keys(run.start).length).map(startOf),
     el("p", { class: "help" }, `Written ${D.written} from ${D.runs.map((run) => run.directory).join(", ")}.`),
   ];
 }

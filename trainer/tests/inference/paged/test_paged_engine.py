@@ -21,8 +21,11 @@ from plumbob.trainer.inference.transformers.engine import TransformersEngine, dr
 from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
 
 
-def make_engine(model, **settings) -> PagedEngine:
-    return PagedEngine(Weights.of(copy.deepcopy(model), 600), max_length=512, **settings)
+def make_engine(model, ahead: bool = True, **settings) -> PagedEngine:
+    """`ahead`: whether runs are queued behind each other, as on a GPU."""
+    engine = PagedEngine(Weights.of(copy.deepcopy(model), 600), max_length=512, **settings)
+    engine.queues_ahead = ahead
+    return engine
 
 
 async def play(engine, conversation, seed: int) -> list:
@@ -52,12 +55,12 @@ def conversations(seed: int, count: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pages", [None, 24])
-def test_every_completion_is_what_its_prompt_alone_gives(model, pages, run_async, monkeypatch):
+@pytest.mark.parametrize(("pages", "ahead"), [(None, True), (24, True), (24, False)])
+def test_every_completion_is_what_its_prompt_alone_gives(model, pages, ahead, run_async, monkeypatch):
     """Under joins, leaves, shared prompts, later turns and too few pages, against transformers' engine with one slot."""
     monkeypatch.setattr(paged, "PAGE", 16) if pages else None
     played = list(conversations(3, 24))
-    engine = make_engine(model, max_slots=9, num_pages=3 * 24 if pages else None)
+    engine = make_engine(model, ahead, max_slots=9, num_pages=3 * 24 if pages else None)
 
     async def together():
         return await asyncio.gather(*(play(engine, turns, i) for i, turns in enumerate(played)))
@@ -99,14 +102,14 @@ def test_a_completion_ends_at_its_own_stop_token_wherever_in_a_run_it_is_sampled
 
 def test_while_a_run_computes_completions_are_handed_out_one_in_a_round(qwen2, run_async, monkeypatch):
     """So that a hundred rollouts that end at once, and are scored for a while, do not keep the next run waiting."""
-    engine, done, seen = make_engine(qwen2, max_slots=16), [], []
+    engine, done, seen = make_engine(qwen2, False, max_slots=16), [], []
     rounds = iter([True] * 2 + [False] * 5 + [True] * 100)  # a run is over when this is True
 
     def is_done() -> bool:
         seen.append(len(done))
         return next(rounds)
 
-    monkeypatch.setattr(engine._decoding, "done", is_done)
+    monkeypatch.setattr(paged.Run, "done", lambda _: is_done())
 
     async def one(seed: int, tokens: int):
         completion = await engine.generate([5, 6, 7], Sampling(max_tokens=tokens, seed=seed))
@@ -127,11 +130,11 @@ def test_while_a_run_computes_completions_are_handed_out_one_in_a_round(qwen2, r
 def test_completions_that_have_ended_are_handed_out_when_decoding_fails(qwen2, run_async, monkeypatch):
     engine, begin, runs = make_engine(qwen2, max_slots=16), paged.Decoding.begin, []
 
-    def fails_in_the_third_run(self, *given):
+    def fails_in_the_third_run(self, *given, **more):
         runs.append(given)
         if len(runs) == 3:
             raise RuntimeError("an illegal memory access")
-        begin(self, *given)
+        return begin(self, *given, **more)
 
     monkeypatch.setattr(paged.Decoding, "begin", fails_in_the_third_run)
 

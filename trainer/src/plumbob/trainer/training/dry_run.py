@@ -123,7 +123,7 @@ def _check_tasks(config: TrainConfig, resumed: Path | None) -> list[str]:
     if not Path(model_path(config.model)).exists():
         return [*unread, "the tokenizer and its chat template"]
     recorded = None if resumed is None else run_directory_of(resumed) / RECORDED
-    template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
+    template = TemplateChoice(config.chat_template, recorded)
     chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
     for tasks in loaded:
         check_template(chat, tasks, config.model)

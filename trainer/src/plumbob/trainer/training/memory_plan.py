@@ -185,7 +185,7 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     if config.kl_beta and not config.peft:
         parts.append(Part("reference policy", 4 * trained // share))
     if engine == "vllm":
-        shares = not (config.vllm_url or config.vllm_gpus)
+        shares = not config.vllm_url
         taken = int(config.engine_memory * gpu) if shares else 0
         parts.append(Part("vLLM server", taken, "" if shares else "on other devices"))
     else:

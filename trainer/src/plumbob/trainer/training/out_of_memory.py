@@ -71,7 +71,7 @@ def note_peak(run: Run) -> None:
 def remedies(run: Run, longest: int) -> list[Remedy]:
     """What would need less memory and is not on, the cheapest first. `longest`: tokens of the longest row."""
     c = run.config
-    shares_gpu = c.engine == "vllm" and not c.vllm_url and c.vllm_gpus is None
+    shares_gpu = c.engine == "vllm" and not c.vllm_url
     less = max(longest * 3 // 4, 1)
     candidates = [
         (shares_gpu and not c.vllm_sleep, Remedy("--vllm-sleep", "--vllm-sleep")),

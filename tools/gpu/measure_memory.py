@@ -19,35 +19,49 @@ GRPO = Path(__file__).resolve().parents[1] / "bench" / "grpo_step.py"
 ARMS = ("", "--gpu-memory 24GB", "--gpu-memory 24GB --base-bits 8")
 
 
-def cosine(folder: str) -> float:
+def cosines(folder: str) -> dict[str, float]:
+    """Of the gradient in bfloat16 to that in float32, which is rounding alone, and of the one with 8 bits to that with 16."""
     import torch
+    from plumbob.rollout import Sample
     from plumbob.trainer.config.train import TrainConfig
-    from plumbob.trainer.inference.weight_sync import parity_row
     from plumbob.trainer.policy.loading import load_model
     from plumbob.trainer.policy.policy import Policy
     from transformers import AutoTokenizer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows, found = [], []
-    for bits in (16, 8):
+    rows: list[Sample] = []
+    found = {}
+    for bits, bf16 in ((16, False), (16, True), (8, True)):
         model = load_model(folder)
         if not rows:
             torch.manual_seed(0)
-            start = AutoTokenizer.from_pretrained(folder)(
-                "Question: Natalia sold 48 clips in April,", return_tensors="pt"
+            ids = AutoTokenizer.from_pretrained(folder)(
+                "Question: Natalia sold 48 clips.", return_tensors="pt"
+            ).input_ids
+            ids, length = ids.repeat(8, 1).to(device), ids.shape[1]
+            sampled = model.to(device).generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=128, top_k=0
             )
-            ids = start.input_ids.repeat(8, 1).to(device)
-            model.to(device)
-            rows = [parity_row(r) for r in model.generate(ids, do_sample=True, max_new_tokens=128, top_k=0).tolist()]
-        policy = Policy(model, TrainConfig(env="lookup", peft=True, bf16=True, base_bits=bits), device)
+            for row in sampled.tolist():
+                mask = [i >= length for i in range(len(row))]
+                rows.append(Sample(row, mask, [0.0] * len(row), 0.0, "measured", "", False))
+        policy = Policy(model, TrainConfig(env="lookup", peft=True, bf16=bf16, base_bits=bits), device)
         with torch.no_grad():  # B away from 0, so that A has a gradient too
-            for i, p in enumerate(policy.trainable.values()):
-                p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)).to(device) * 0.01)
-        scores = policy.score(rows, 1.0).logprobs
-        (scores * torch.linspace(-1, 1, len(scores), device=device)).sum().backward()
-        found.append(torch.cat([p.grad.flatten() for p in policy.trainable.values()]).double().cpu())
+            for i, (name, p) in enumerate(policy.trainable.items()):
+                if "lora_B" in name:
+                    p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)).to(device) * 0.01)
+        scores = policy.score(rows, 1.0).logprobs.view(len(rows), -1).mean(dim=1)
+        (scores * torch.tensor([1.0, -1, 0.5, -0.5, 1, -1, 0.5, -0.5], device=device)).sum().backward()
+        found[bits, bf16] = torch.cat([p.grad.flatten() for p in policy.trainable.values()]).double().cpu()
         del policy, model
-    return torch.nn.functional.cosine_similarity(*found, dim=0).item()
+
+    def cosine(a: tuple[int, bool], b: tuple[int, bool]) -> float:
+        return torch.nn.functional.cosine_similarity(found[a], found[b], dim=0).item()
+
+    return {
+        "cosine of bfloat16 to float32": cosine((16, True), (16, False)),
+        "cosine of 8 to 16 bits": cosine((8, True), (16, True)),
+    }
 
 
 def main() -> None:
@@ -75,7 +89,7 @@ def main() -> None:
         ]
         subprocess.run([*command, "--limit", args.limit, f"--plumbob-options= {options}", *rest], check=False)
     if args.pretrained:
-        print(json.dumps({"model": args.pretrained, "cosine of 8 to 16 bits": cosine(args.pretrained)}))
+        print(json.dumps({"model": args.pretrained, **cosines(args.pretrained)}))
 
 
 if __name__ == "__main__":

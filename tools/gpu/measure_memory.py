@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 GRPO = Path(__file__).resolve().parents[1] / "bench" / "grpo_step.py"
 ARMS = ("", "--gpu-memory 24GB", "--gpu-memory 24GB --base-bits 8")
@@ -35,9 +36,8 @@ def cosines(folder: str) -> dict[str, float]:
         model = load_model(folder)
         if not rows:
             torch.manual_seed(0)
-            ids = AutoTokenizer.from_pretrained(folder)(
-                "Question: Natalia sold 48 clips.", return_tensors="pt"
-            ).input_ids
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+            ids = tokenizer("Question: Natalia sold 48 clips.", return_tensors="pt").input_ids
             ids, length = ids.repeat(8, 1).to(device), ids.shape[1]
             sampled = model.to(device).generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=128, top_k=0
@@ -52,7 +52,9 @@ def cosines(folder: str) -> dict[str, float]:
                     p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)).to(device) * 0.01)
         scores = policy.score(rows, 1.0).logprobs.view(len(rows), -1).mean(dim=1)
         (scores * torch.tensor([1.0, -1, 0.5, -0.5, 1, -1, 0.5, -0.5], device=device)).sum().backward()
-        found[bits, bf16] = torch.cat([p.grad.flatten() for p in policy.trainable.values()]).double().cpu()
+        found[bits, bf16] = (
+            torch.cat([p.grad.flatten() for p in policy.trainable.values() if p.grad is not None]).double().cpu()
+        )
         del policy, model
 
     def cosine(a: tuple[int, bool], b: tuple[int, bool]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.report.rollouts import finite
 from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.run_files.run_directory import (
+    lines_lost,
     read_metrics,
     run_config,
     run_directory_of,
@@ -87,6 +89,8 @@ def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = l
     except (OSError, ValueError) as error:
         raise UserError(f"the settings of {directory} cannot be read: {error}") from None
     rows = read_metrics(directory)
+    if lost := lines_lost(directory, rows):
+        print(f"{directory / 'metrics.jsonl'}: {lost}", file=sys.stderr)
     name = directory.resolve().name
     say(f"examining {directory}")
     found = _findings(directory, config, rows if checked else ())

@@ -76,6 +76,7 @@ def test_unknown_flag(refused):
         ("gsm8k --env lookup", "--env names one environment, but two are named: gsm8k and lookup"),
         ("lookup lookup:2", "an environment is named twice: lookup lookup; name each one once"),
         ("--save-step 3", "did you mean '--save-steps'?"),
+        ("--beta2 0.9", "did you mean '--adam-beta2'?"),
         ("--noise 0.5", "lookup has no such setting; `train lookup --help-all` lists all"),  # --seed is not like it
         (
             "--difficulty brutal",

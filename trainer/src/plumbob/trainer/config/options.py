@@ -129,7 +129,7 @@ def check_run_name(name: str | None) -> None:
 
 def did_you_mean(name: str, known: Sequence[str], shown: Callable[[str], str] = str) -> str:
     """A hint to append to an error message, with the known name that is most similar, as `shown`; empty if none is."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = [one for one in known if one.endswith(f"_{name}")] or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {shown(near[0])!r}?" if near else ""
 
 

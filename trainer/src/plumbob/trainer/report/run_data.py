@@ -149,12 +149,15 @@ def _finding(one: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
 
 
 def seed_groups(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Runs that differ in their seed alone: [{"runs": numbers of the runs, "t": factor of a 95% interval of a mean}]."""
-    groups: dict[str, list[int]] = {}
+    """Runs that differ in their seed alone: [{"runs": numbers of the runs, "t": factor of a 95% interval of a mean}].
+
+    Of runs with the same seed, which is one run repeated, the first counts.
+    """
+    groups: dict[str, dict[Any, int]] = {}
     for number, run in enumerate(runs):
         same = {k: v for k, v in run.config.items() if k not in ("seed", "run_name", "output_dir")}
-        groups.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(number)
-    return [{"runs": numbers, "t": t_95(len(numbers) - 1)} for numbers in groups.values() if len(numbers) > 1]
+        groups.setdefault(json.dumps(same, sort_keys=True, default=str), {}).setdefault(run.config.get("seed"), number)
+    return [{"runs": list(group.values()), "t": t_95(len(group) - 1)} for group in groups.values() if len(group) > 1]
 
 
 def meanings(runs: Iterable[RunData]) -> dict[str, dict[str, str]]:

@@ -20,7 +20,8 @@ DOWN = re.compile(
 )
 """How a server that is down or refuses says so: never the policy's mistake."""
 _ERROR = re.compile(
-    r"\s*(?:error|exception|traceback)\b|\s*\{\s*\"(?:error|is_?error)\"\s*:\s*(?!\s*(?:null|false))", re.IGNORECASE
+    r"\s*(?:error|exception|traceback)\b|\s*\{\s*[\"'](?:error|is_?error)[\"']\s*:\s*(?!\s*(?:null|false))",
+    re.IGNORECASE,
 )
 _NOTHING = ("", "[]", "{}", "null", "none", "nan", '""', "''")
 
@@ -123,7 +124,7 @@ def common_places(pairs: Iterable[tuple[str, Iterable[str]]], most: int, least: 
     return [place for place, count in counts.most_common(most) if count >= least]
 
 
-def short(text: str, most: int = 60) -> str:
+def short(text: str) -> str:
     """A text in quotes, on one line, cut in its middle if it is long."""
     text = squeezed(text)
-    return repr(text if len(text) <= most else f"{text[: most - 23]}...{text[-20:]}")
+    return repr(text if len(text) <= 60 else f"{text[:37]}...{text[-20:]}")

@@ -126,6 +126,9 @@ def test_the_gate_and_addresses_keep_an_environment_back(make_project, tmp_path)
     with pytest.raises(UserError, match="toy is not published: its oracle scores 0.5; its README is empty"):
         publish([library, toy], location, gate)
     assert seen == [toy] and not (tmp_path / "hub").exists()
+    with pytest.raises(UserError, match="cannot reach http://127.0.0.1:9/simple/vf-toy/"):
+        publish([toy], publishing_to(locate_target("http://127.0.0.1:9/simple/", tmp_path), None), gate)
+    assert seen == [toy]  # nothing is checked for a server that does not answer
     make_project(toy, "vf-toy", needs=["six @ https://example.org/six-1.0-py3-none-any.whl"], environment="toy")
     with pytest.raises(UserError, match="it needs six ?@ https.*, and a published package may not depend on a URL"):
         publish([toy], location, None)

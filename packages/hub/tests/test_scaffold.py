@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,8 +9,11 @@ from pathlib import Path
 import pytest
 from plumbob.console import UserError
 from plumbob.hub.check.check import run_check
+from plumbob.hub.check.metadata import metadata
+from plumbob.hub.check.target import of_project
 from plumbob.hub.publish.scaffold import check_name, create, next_commands, render
 from plumbob.hub.uv.command import find_uv
+from plumbob.hub.uv.project import read_project
 
 HUB = Path(__file__).parents[1]
 
@@ -29,6 +33,10 @@ def test_a_new_environment_passes_the_check_as_it_is(tmp_path, flags):
     report = run_check(directory)
     assert report.failures == []
     assert {r.check for r in report.results if r.status == "skip"} == set()
+    project = directory / "pyproject.toml"
+    assert "of `hub new`: say what" in report.text()
+    project.write_text(re.sub('description = ".*"', 'description = "Sum the digits"', project.read_text()))
+    assert "of `hub new`" not in metadata(of_project(read_project(directory))).measured
 
 
 @pytest.mark.slow

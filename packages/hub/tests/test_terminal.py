@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from importlib.metadata import version
@@ -105,3 +106,27 @@ def test_without_environments_the_list_says_what_to_do(new_python):
         == "no environment is installed; find one with `hub search`, and install it with `vf-install NAME`\n"
     )
     assert new_python().run("hub", "list", "--json").stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["--from-repo", "--repo", "ssh://git@host.invalid/x.git", "toy"], ["./toy"]], ids=str
+)
+def test_nothing_is_written_over_a_question_of_ssh(make_project, tmp_path, command):
+    make_project(tmp_path / "toy", "vf-toy", needs=["six @ git+ssh://git@host.invalid/six.git"], environment="toy")
+    (tmp_path / "ssh").write_text("#!/bin/sh\nprintf 'Passphrase? ' > /dev/tty\nsleep 2.5\nexit 1\n")
+    (tmp_path / "ssh").chmod(0o755)
+    child, terminal = pty.fork()
+    if child == 0:  # its own session, with a terminal that ssh can ask on
+        os.chdir(tmp_path)
+        os.environ["GIT_SSH_COMMAND"] = str(tmp_path / "ssh")
+        os.execv(Path(sys.executable).parent / "vf-install", ["vf-install", *command])
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # the terminal's end
+            break
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (1, 2)
+    before, _, after = shown.partition(b"Passphrase? ")
+    assert after and (b"looking for" in before or b"cloning" in before), shown
+    assert b"looking for" not in after and b"\x1b[K" not in after.partition(b"failed")[0], shown

@@ -173,7 +173,8 @@ def test_hypotheses_run_side_by_side_and_share_the_runs_of_one_command(tmp_path,
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     write(tmp_path)
     add(tmp_path, "H02")
-    done = lab(tmp_path, "run", "H01", "H02", "H01", "--jobs", "4", "--gpus", "3,5")
+    assert "--gpus takes numbers of GPUs such as 0,1" in lab(tmp_path, "run", "H01", "--gpus", "0,b", code=2).stderr
+    done = lab(tmp_path, "run", "H01", "H02", "H01", "--jobs", "4", "--gpus", "3, 5")
     assert done.stdout.count("validated, confidence medium, 3 seeds") == 2
     ended = re.findall(r"^\[\d/6\] (H\d+ \w+ seed \d)  step 6 of 6", done.stderr, re.MULTILINE)
     assert len(ended) == 9 and not [title for title in ended if title.startswith("H02 control")]

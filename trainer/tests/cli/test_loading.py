@@ -194,3 +194,35 @@ print([import_utils._is_package_available(name, return_version=True) for name in
     ]
     assert outputs[0].returncode == 0, outputs[0].stderr
     assert outputs[0].stdout == outputs[1].stdout and len(outputs[0].stdout) > 10_000
+
+
+WRONG = """
+train lookup --difficulty brutal
+train musique --datasets no/such.jsonl,answerable
+train lookup --dry-run --eval-datasets x.jsonl
+sft lookup --demonstrations none/*.jsonl
+evaluate gsm8k --datasets ./no.jsonl
+evaluate lookup --engine openai --base-url http://127.0.0.1:1/v1 --model m
+doctor cut.npz
+doctor wrong.jsonl
+doctor trl wrong.jsonl
+"""
+
+
+def test_what_is_known_to_be_wrong_is_told_before_anything_heavy_is_imported(tmp_path):
+    (tmp_path / "cut.npz").write_bytes(b"PK cut")
+    (tmp_path / "wrong.jsonl").write_text('{"step": "zero"}\n{')
+    code = """
+import importlib, sys
+for line in sys.stdin.read().split("\\n"):
+    if line:
+        command, *sys.argv[1:] = line.split()
+        try:
+            importlib.import_module(f"plumbob.trainer.cli.{command}").main()
+        except SystemExit as error:
+            print(line, error.code, *({"torch", "verifiers"} & set(sys.modules)), sep=": ")
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=WRONG, capture_output=True, text=True, cwd=tmp_path)
+    cases = WRONG.strip().split("\n")
+    assert done.stdout.split("\n")[:-1] == [f"{case}: 2" for case in cases], done.stderr
+    assert len(done.stderr.split("\n")) == len(cases) + 1, done.stderr

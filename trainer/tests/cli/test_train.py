@@ -76,6 +76,13 @@ def test_unknown_flag(refused):
         ("gsm8k --env lookup", "--env names one environment, but two are named: gsm8k and lookup"),
         ("lookup lookup:2", "an environment is named twice: lookup lookup; name each one once"),
         ("--save-step 3", "did you mean '--save-steps'?"),
+        ("--beta2 0.9", "did you mean '--adam-beta2'?"),
+        ("--noise 0.5", "lookup has no such setting; `train lookup --help-all` lists all"),  # --seed is not like it
+        (
+            "--difficulty brutal",
+            "--difficulty: input should be 'trivial', 'easy', 'medium', 'hard' or 'extreme', not 'brutal'",
+        ),
+        ("gsm8k --datasets ./no.jsonl", "no such dataset file: ./no.jsonl"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_value_and_what_is_allowed(refused, args, message):
@@ -127,7 +134,7 @@ def test_settings_that_do_not_fit_together_or_the_model(refused, args, message):
 
 def test_missing_dataset(refused, tmp_path):
     path = tmp_path / "missing.jsonl"
-    assert f"no such dataset file: {path}" in refused("gsm8k", "--datasets", str(path), loads=True)
+    assert f"no such dataset file: {path}" in refused("gsm8k", "--datasets", str(path))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from plumbob.trainer.evaluation.results import read_records, rows_of
 from plumbob.trainer.evaluation.run import run
 from plumbob.trainer.inference.chat_server import ChatServer
 from plumbob.trainer.inference.http_client import HttpThread, Timing
-from plumbob.trainer.inference.load import check_model
-from plumbob.trainer.inference.token_servers import TokenServers, root_url
+from plumbob.trainer.inference.token_servers import TokenServers, check_model, root_url
 from plumbob.trainer.serving.server import load_server, running
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import threading
 from pathlib import Path
 
@@ -421,6 +422,7 @@ def test_findings_and_links_to_tokens(page, runs):
     page.go("#step=77&task=again&rollout=0")
     page.until("return document.querySelector('main .alarm')")
     assert "does not hold rollout 0 of task again in step 77" in page.texts("main .alarm")[0]
+    assert page.js("return document.querySelectorAll('main .browser').length") == 1  # the others can be chosen
 
 
 @pytest.fixture(scope="module")
@@ -457,6 +459,20 @@ def test_runs_are_compared_chosen_and_filtered(page, several):
     choose(page, "runs-filter", "", "input")
     assert page.js(names) == ["high ★ best", "low", "other"]
     assert numbers_of(page, "Training reward")[0] == ["step", "low", "high", "other", "mean of 3 seeds"]
+
+
+def test_a_wrong_loss_mask_is_not_called_nothing_wrong_and_one_seed_is_not_two(page, several):
+    folder = several.parent / "again"
+    for name in ("low", "high"):
+        make_run(folder, name, seed=1)
+    shutil.copytree(several.parent / "high" / "traces", folder / "high" / "traces", dirs_exist_ok=True)
+    write(read([folder]), folder / "report.html")
+    page.open(folder / "report.html")
+    assert numbers_of(page, "Training reward")[0] == ["step", "low", "high"]  # without "mean of 2 seeds"
+    page.go("#view=findings")
+    page.until("return document.querySelector('.findings summary')")
+    assert "loss was not on exactly" in page.texts("main .alarm")[0]
+    assert not [said for said in page.texts(".findings summary") if "Nothing is wrong" in said]
 
 
 def test_five_questions_are_answered_from_the_page(page, several):

@@ -97,6 +97,11 @@ def test_damaged_files_are_told_and_the_rest_is_shown(report, tmp_path):
     (directory / "summary.json").write_text("{")
     code, out, err = report(directory)
     assert code == 0 and f"{3 * 2 * GROUP - 2} rollouts" in out
+    metrics = (directory / "metrics.jsonl").read_text().splitlines()
+    (directory / "metrics.jsonl").write_text("\n".join([metrics[0], "{no", *metrics[2:], "{half"]))
+    assert f"line 2 is damaged, so it and the {len(metrics) - 1} after it are not read" in report(directory)[2]
+    (directory / "metrics.jsonl").write_text("\n".join([*metrics, "{half"]))  # what a kill leaves
+    assert "is damaged" not in report(directory)[2]
     assert "step_3.jsonl.gz cannot be read" in err and "line 2 of step 2 is no trace" in err
 
 

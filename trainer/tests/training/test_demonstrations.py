@@ -17,7 +17,8 @@ from plumbob.trainer.evaluation import run as evaluation
 from plumbob.trainer.policy.loading import load_chat, load_tokenizer
 from plumbob.trainer.rollouts.identity import marks, marks_of
 from plumbob.trainer.rollouts.tasks import load_tasks
-from plumbob.trainer.training.demonstrations import FILE, make_demonstrations, read_stored, shown, store, trace_paths
+from plumbob.trainer.run_files.trace_files import trace_paths
+from plumbob.trainer.training.demonstrations import FILE, make_demonstrations, read_stored, shown, store
 
 HERE = World(0, 1, torch.device("cpu"))
 

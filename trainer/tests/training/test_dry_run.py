@@ -28,7 +28,7 @@ from plumbob.trainer.policy.gpu_memory import Memory, memory_of
 from plumbob.trainer.policy.loading import empty_model, threads_for
 from plumbob.trainer.policy.lora import add_lora
 from plumbob.trainer.run_files.model_path import model_path
-from plumbob.trainer.run_files.run_directory import new_directory, run_config
+from plumbob.trainer.run_files.run_directory import lock_directory, new_directory, run_config
 from plumbob.trainer.training import out_of_memory
 from plumbob.trainer.training.dry_run import lines
 from plumbob.trainer.training.memory_plan import CACHE, MOST_KEPT, MOVABLE, activation_bytes, memory, plan_memory
@@ -238,6 +238,23 @@ def test_memory_is_that_of_the_limit_and_not_more_than_is_free(monkeypatch: pyte
     for fraction, free, total in ((1.0, 60, 100), (0.5, 30, 50), (0.9, 60, 90)):
         monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device, f=fraction: f)
         assert memory_of(torch.device("cuda")) == Memory(free, total)
+
+
+def test_of_a_run_that_is_resumed_it_changes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"output_dir": str(tmp_path), "run_name": "r", "max_steps": "1", "batch_size": "8", "eval_examples": "0"}
+    assert run_training(TrainConfig, {"env": ["lookup"], "gradient_accumulation_steps": "1", **given}) == 0
+    (tmp_path / "r" / "checkpoints" / ".step_2.partial").mkdir()  # a save that was killed
+    (tmp_path / "r" / "checkpoints" / ".step_2.partial" / "trainer.pt").write_text("half")
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        found = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+    before, resumed = files(), {"resume": str(tmp_path / "r"), "max_steps": "3", "dry_run": True}
+    assert run_training(TrainConfig, resumed) == 0 and "Nothing was started." in capsys.readouterr().out
+    assert files() == before
+    with lock_directory(tmp_path / "r"), pytest.raises(UserError, match="r is in use by process"):
+        run_training(TrainConfig, resumed)
 
 
 @pytest.mark.parametrize(

@@ -140,15 +140,22 @@ def test_a_loss_has_the_reference_that_the_run_has(tmp_path: Path) -> None:
 def test_rewards_and_advantages_must_be_one_finite_number_for_each_rollout(tmp_path: Path) -> None:
     rows = [Sample([1], [True], [0.0], reward, "0/0", "", False) for reward in (0.0, 1.0, float("nan"))]
     for value, said in (
-        ("[1.0]", "gives 1 numbers for 2 rollouts"),
+        ("[1.0]", "gives 1 number for 2 rollouts"),
+        ("[1.0, 'high']", "must give 2 numbers, one for each rollout, not a list with 'high'"),
         ("[0.0, float('nan')]", "gives nan for rollout 1 of 2"),
         ("None", "must give 2 numbers, one for each rollout, not a NoneType"),
     ):
-        path = tmp_path / f"{len(said)}.py"
+        path = tmp_path / f"{len(value)}.py"
         path.write_text(f"def f(rollouts, settings):\n    return {value}\n")
         for option in ("trained_reward", "baseline"):
             with pytest.raises(OwnFunctionError, match=re.escape(f"{path}, line 1: f {said}")):
                 step_advantages(rows, TrainConfig(**{option: f"{path}:f"}).advantages())
+    (tmp_path / "ends.py").write_text("def f(rollouts, settings):\n    exit('enough')\n")
+    with pytest.raises(OwnFunctionError, match=r"--advantage: .*ends.py, line 2: SystemExit: enough"):
+        step_advantages(rows, TrainConfig(baseline=f"{tmp_path}/ends.py:f").advantages())
+    (tmp_path / "waits.py").write_text("async def f(rollouts, settings):\n    return [0.0, 0.0]\n")
+    with pytest.raises(OwnFunctionError, match="line 1: f must be a plain function: `def`, not `async def`"):
+        TrainConfig(trained_reward=f"{tmp_path}/waits.py:f").own_functions()[0].line()
     (tmp_path / "late.py").write_text("def f(rollouts, settings):\n    for _ in rollouts:\n        yield 1 / 0\n")
     with pytest.raises(OwnFunctionError, match=r"late.py, line 3: ZeroDivisionError"):
         step_advantages(rows, TrainConfig(baseline=f"{tmp_path}/late.py:f").advantages())
@@ -171,7 +178,7 @@ def test_a_mistake_in_a_later_step_ends_the_run_and_loses_nothing(
     own = {"baseline": f"{tmp_path}/late.py:advantages", "output_dir": str(tmp_path), "run_name": "late"}
     assert run(TrainConfig(**QUICK, **own, max_steps=5, save_steps=1000)) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "Stopped in step 3: --baseline: " in said and "late.py, line 5: ValueError: too late" in said
+    assert "Stopped in step 3: --advantage: " in said and "late.py, line 5: ValueError: too late" in said
     assert (tmp_path / "late" / "checkpoints" / "step_2").is_dir() and "Resume with: train --resume" in said
 
 

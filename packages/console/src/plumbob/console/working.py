@@ -18,14 +18,15 @@ class Working:
 
     On a terminal it is one line with the seconds that have passed, which stays when the body is done. Elsewhere the text is
     printed, and a new one if the last is ten seconds old. The body prints with `note` alone; a `Working` inside of another
-    one goes on in its line. `silent`: it says nothing, as of several processes all but one.
+    one goes on in its line. `silent`: it says nothing, as of several processes all but one. `asks`: what the body runs may ask
+    its user something on the terminal, such as a passphrase, so the text is printed once, and nothing is written over the question.
     """
 
     _outer: Working | None = None
 
-    def __init__(self, what: str, *, silent: bool = False) -> None:
+    def __init__(self, what: str, *, silent: bool = False, asks: bool = False) -> None:
         self.what, self.line, self._silent = what, self, silent
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr.isatty() and not asks
         self._started = self._printed = time.monotonic()
         self._done = threading.Event()
         self._lock = threading.Lock()

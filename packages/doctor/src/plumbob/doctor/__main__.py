@@ -50,13 +50,16 @@ def read(words: Sequence[str], name: str) -> int:
     given = parser.parse_args(words)
     if given.html is not None and not given.html.absolute().parent.is_dir():
         raise UserError(f"--html {given.html}: there is no folder {given.html.absolute().parent}; create it first")
+    from plumbob.doctor.format import read_right
+
+    saved = given.folder.name == "traces.jsonl" or (given.folder / "traces.jsonl").is_file()
+    next(iter(() if saved else read_right(given.folder)), None)  # a mistake is told before torch is imported
     from plumbob.doctor.page import lines
     from plumbob.doctor.saved import examination
     from plumbob.doctor.trl.reading import Reading, of_folder
     from plumbob.doctor.web_page import render
 
     title = f"plumbob.doctor {given.folder}"
-    saved = given.folder.name == "traces.jsonl" or (given.folder / "traces.jsonl").is_file()
     reading = Reading() if saved else of_folder(given.folder)
     x = examination(given.folder) if saved else reading.examination()
     if given.html is not None:

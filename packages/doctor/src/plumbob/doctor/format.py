@@ -100,6 +100,14 @@ def read_all(path: Path) -> Iterator[tuple[str, StepRecord | list[str]]]:
                     yield f"{file.name}, line {number}", _checked(line)
 
 
+def read_right(path: Path) -> Iterator[tuple[str, StepRecord]]:
+    """(where it is, the record) of each record that `path` is or holds. Raises ValueError for one that is not as documented."""
+    for where, record in read_all(path):
+        if isinstance(record, list):
+            raise ValueError(f"{where}: {record[0]}; `validate {path}` lists all mistakes")
+        yield where, record
+
+
 def _checked(given: Path | str) -> StepRecord | list[str]:
     try:
         record = adapter().validate_json(given) if isinstance(given, str) else _validated(records.read(given))

@@ -8,7 +8,7 @@ wrong in it is said in one sentence with file and line.
     --loss FILE.py:FUNCTION       (LossInputs, Objective) -> tensor of shape [], the sum over the N tokens of a microbatch
                                   that is minimised. Called once for each microbatch, so it must be a plain sum over
                                   tokens, each times its `weights` entry: then gradients do not depend on microbatches.
-    --baseline FILE.py:FUNCTION   (Samples [B], AdvantageSettings) -> B advantages, in the order of the samples
+    --advantage FILE.py:FUNCTION  (Samples [B], AdvantageSettings) -> B advantages, in the order of the samples
     --trained-reward FILE.py:FUNCTION    (Samples [B], AdvantageSettings) -> B rewards to train on
 
 B: the usable rollouts of the step with finite rewards. `Sample`: plumbob.rollout.types; `Sample.group` names the task.
@@ -29,7 +29,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from plumbob.console import UserError, first_line
+from plumbob.console import UserError, counted, first_line
 
 ARGUMENTS = 2
 """Number of arguments that each function is called with."""
@@ -67,12 +67,14 @@ class OwnFunction:
             raise OwnFunctionError(f"{self.option}: there is no file {self.path}") from None
         except (OSError, ValueError) as error:
             raise OwnFunctionError(f"{self.option}: cannot read {self.path}: {first_line(error)}") from None
-        found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         if self.name not in found:
             near = difflib.get_close_matches(self.name, found, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise OwnFunctionError(f"{self.option}: {self.path} has no function {self.name!r}{hint}")
         node, given = found[self.name], found[self.name].args
+        if isinstance(node, ast.AsyncFunctionDef):
+            raise self.error(f"{self.name} must be a plain function: `def`, not `async def`", node.lineno)
         most = len(given.posonlyargs) + len(given.args)
         if not most - len(given.defaults) <= ARGUMENTS <= (math.inf if given.vararg else most):
             raise self.error(f"{self.name} must take {ARGUMENTS} arguments: docs/guides/training.md", node.lineno)
@@ -89,7 +91,7 @@ class OwnFunction:
             return list(found) if inspect.isgenerator(found) else found
         except (UserError, MemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if type(error).__name__ == "OutOfMemoryError":  # torch's: the trainer answers it with smaller microbatches
                 raise
             lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
@@ -99,12 +101,17 @@ class OwnFunction:
         """`count` finite numbers that the function gives, a tensor or any other sequence. Raises OwnFunctionError."""
         found = self(given, settings)
         try:
-            values = [float(value) for value in found]
+            listed = list(found)
+            values = [float(value) for value in listed]
         except (TypeError, ValueError):
             shown = type(found).__name__
+            if isinstance(found, list | tuple):
+                shown += " with " + next(
+                    (repr(v)[:40] for v in listed if not isinstance(v, int | float)), "something else"
+                )
             raise self.error(f"{self.name} must give {count} numbers, one for each rollout, not a {shown}") from None
         if len(values) != count:
-            raise self.error(f"{self.name} gives {len(values)} numbers for {count} rollouts")
+            raise self.error(f"{self.name} gives {counted(len(values), 'number')} for {counted(count, 'rollout')}")
         for i, value in enumerate(values):
             if not math.isfinite(value):
                 raise self.error(f"{self.name} gives {value} for rollout {i} of {count}")

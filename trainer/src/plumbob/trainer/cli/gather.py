@@ -30,7 +30,7 @@ from plumbob.trainer.cli.loading import (
 from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor import settings_checks
-from plumbob.trainer.run_files.run_directory import is_in_use, read_metrics
+from plumbob.trainer.run_files.run_directory import is_in_use, lines_lost, read_metrics
 from plumbob.trainer.watch.course import course_of, plan_of, stop_finding
 
 STEPS, RECORDED = 3, 2
@@ -69,9 +69,15 @@ def of_run(directory: Path, config: TrainConfig, status: Status, *, everything: 
     """The examination of a run directory. Raises UserError if the run has finished no step and does not say why it ended."""
     x = Examination(config.env, config.model)
     rows = read_metrics(directory)
+    if lost := lines_lost(directory, rows):
+        x.limits.append(f"metrics.jsonl: {lost}.")
     stopped = stop_finding(directory, rows)
     if not rows and stopped is None:
-        raise UserError(f"{directory} has no finished training step yet, so there is nothing to examine")
+        raise UserError(
+            f"{directory}: metrics.jsonl: {lost}"
+            if lost
+            else f"{directory} has no finished training step yet, so there is nothing to examine"
+        )
     judged = course_of(directory, config, rows)
     _records(x, directory, status, model=model)
     x.add("settings", *settings_checks.checks(config))

@@ -29,7 +29,13 @@ from plumbob.trainer.cli.loading import (
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
-from plumbob.trainer.config.environment import check_by_source, check_reads_data, known_settings, settle
+from plumbob.trainer.config.environment import (
+    check_by_source,
+    check_data_exists,
+    check_reads_data,
+    known_settings,
+    settle,
+)
 from plumbob.trainer.config.options import (
     UNKNOWN_OPTIONS,
     Settle,
@@ -42,11 +48,13 @@ from plumbob.trainer.config.options import (
     settings_in,
     spellings,
 )
+from plumbob.trainer.config.sft import ORACLE, SftConfig
 from plumbob.trainer.config.train import PLACE, TrainConfig
 from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_new, run_directory_of, saved_checkpoints
+from plumbob.trainer.run_files.trace_files import trace_paths
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -220,8 +228,11 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
         if data := {own.datasets, own.eval_datasets} - {None}:
             check_reads_data(own.env)
         for datasets in data:
+            check_data_exists(datasets)
             check_by_source(own.env, {**settings, "datasets": str(datasets)})
         check_by_source(own.env, settings)
+    if run_dir is None and isinstance(config, SftConfig) and config.demonstrations != ORACLE:
+        trace_paths(config.demonstrations, config.env)
     check_metric(config.keep_best, "--keep-best")
     for function in config.own_functions():
         function.line()

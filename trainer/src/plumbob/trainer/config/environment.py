@@ -1,15 +1,15 @@
 """Settings of an environment, given next to the trainer's own: `--noise 0.5`, or `noise = 0.5` in a TOML file.
 
 Importing an environment takes seconds, so its settings are read from its source (environment_source.py). It is imported
-only where the source does not tell its settings, or seems to refuse a value. What a validator refuses is told when the
-environment loads.
+only where the source does not tell its settings, or a validator may convert a value that it refuses. What a validator
+refuses is told when the environment loads.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def settle(
 def check_by_source(env: str, settings: Mapping[str, str]) -> None:
     """Raise UserError for a setting that the environment does not have, or a value that it refuses by its type.
 
-    The environment is imported only if its source seems to refuse a value; the rest is checked when it loads.
+    The environment is imported only if a validator may convert what its source refuses; the rest is checked when it loads.
     """
     known = _from_source(find(env).name)
     if known is None:
@@ -116,6 +116,14 @@ def check_by_source(env: str, settings: Mapping[str, str]) -> None:
             raise UserError(f"{env}: there is no setting {name!r}{did_you_mean(name, list(known))}")
         if (reason := _refusal(env, known[name], text)) is not None:
             raise UserError(f"{env}: {name}: {reason}")
+
+
+def check_data_exists(datasets: str | None) -> None:
+    """Raise UserError for data that are a file by their name, and do not exist. Of other data only the environment knows."""
+    path = (datasets or "").partition(",")[0]  # what follows chooses a part of the data
+    is_file = path.startswith((".", "/", "~")) or path.endswith((".jsonl", ".json", ".csv", ".parquet"))
+    if is_file and "*" not in path and not any(Path(one).expanduser().exists() for one in (path, str(datasets))):
+        raise UserError(f"no such dataset file: {path}")
 
 
 def check_reads_data(env: str, known: Iterable[str] | None = None) -> None:
@@ -134,15 +142,18 @@ def check_reads_data(env: str, known: Iterable[str] | None = None) -> None:
 def _refusal(env: str, setting: Setting, text: str, announce: Announce = nullcontext) -> str | None:
     """Why the environment refuses this value; None if the setting's type accepts it, or the source does not tell the type.
 
-    A validator may convert what the type refuses, so the environment is imported then, and asked.
+    If a validator may convert what the type refuses, the environment is imported, and asked.
     """
     if setting.annotation is None:
         return None
     from pydantic import TypeAdapter, ValidationError
 
-    with suppress(ValidationError):
+    try:
         TypeAdapter(setting.annotation).validate_python(None if text == "None" else text)  # as verifiers reads "None"
         return None
+    except ValidationError as error:
+        if not setting.converted:
+            return error.errors()[0]["msg"]
     try:
         _config_type(env, announce).model_validate({"id": find(env).module, setting.name: text})
     except ValidationError as error:
@@ -166,7 +177,7 @@ def _unknown(env: str, written: str, file: Path | None, known: list[str]) -> str
         nothing = instead.removeprefix("nothing: ")
         return f"there is no option {where}" + (f": {nothing}" if nothing != instead else f"; here it is {instead}")
     if file is None:
-        near = did_you_mean(flag(written), [flag(name) for name in known])
+        near = did_you_mean(written.replace("-", "_"), known, flag)
         help_ = near or f"; `train {env} --help-all` lists all options and settings"
         return f"there is no option {flag(written)}, and {env} has no such setting{help_}"
     near = did_you_mean(written.replace("-", "_"), known)

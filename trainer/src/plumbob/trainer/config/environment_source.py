@@ -1,7 +1,7 @@
 """The settings of an installed environment, read from its source: importing it takes seconds, because of verifiers.
 
 A name that is computed is reported as unknown, and the caller imports the environment to find out. Validators are not
-read: what a setting's type refuses, a validator may still convert, and what the type accepts, a validator may refuse.
+run: what a setting's type accepts, one may refuse, and what the type refuses, one that runs before may still convert.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Setting:
     """Its default, if it is a plain value; else None."""
     annotation: Any = None
     """Its type with its bounds, in a form that pydantic accepts; None if the source does not tell."""
+    converted: bool = False
+    """Whether a validator of the class may convert what the type refuses."""
 
 
 @dataclass
@@ -131,7 +133,21 @@ def _fields(config: _Class) -> dict[str, Setting]:
                 settings[setting.name] = setting
         elif not isinstance(statement, ast.Expr | ast.Pass | ast.Assign | ast.FunctionDef | ast.AsyncFunctionDef):
             raise NotCertain
+    if any(map(_converts, config.node.body)):
+        settings = {name: replace(setting, converted=True) for name, setting in settings.items()}
     return settings
+
+
+def _converts(statement: ast.stmt) -> bool:
+    """Whether values are read in another way than by the fields' types: a validator that runs first, or `model_config`."""
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return "model_config" in ast.unparse(statement)
+    for decorator in getattr(statement, "decorator_list", ()):
+        call, name = isinstance(decorator, ast.Call), _last_name(getattr(decorator, "func", decorator))
+        mode = [ast.unparse(word.value) for word in decorator.keywords if word.arg == "mode"] if call else []
+        if name.endswith("validator") and mode != ["'after'"] and not (name == "field_validator" and not mode):
+            return True
+    return False
 
 
 def _setting(module: _Module, name: str, statement: ast.AnnAssign) -> Setting | None:

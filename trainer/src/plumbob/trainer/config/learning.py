@@ -13,9 +13,9 @@ from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
 from plumbob.trainer.algorithm.own_functions import OwnFunction, is_file, own
 from plumbob.trainer.config import mixture
-from plumbob.trainer.config.options import did_you_mean, flag, option, require
+from plumbob.trainer.config.options import did_you_mean, option, require
 
-OWN = ("loss", "baseline", "trained_reward")
+OWN = {"loss": "--loss", "baseline": "--advantage", "trained_reward": "--trained-reward"}
 """Settings that may be FILE.py:FUNCTION."""
 
 TaskOrder = Literal["auto", "shuffle", "as-given", "curriculum"]
@@ -131,8 +131,8 @@ class LearningConfig:
 
     def _check_own(self) -> None:
         """Make paths of the user's own functions absolute, and check the values beside them. Raises UserError."""
-        for name in OWN:
-            if function := own(flag(name), getattr(self, name)):
+        for name, written in OWN.items():
+            if function := own(written, getattr(self, name)):
                 object.__setattr__(self, name, function.written)
         needs = "--loss needs FILE.py:FUNCTION, a function of your own"
         require(self.loss is None or is_file(self.loss), f"{needs}, not {self.loss!r}; a built-in one is --loss-type")
@@ -146,7 +146,7 @@ class LearningConfig:
 
     def own_functions(self) -> list[OwnFunction]:
         """The functions of the user's own that this run calls."""
-        return [function for name in OWN if (function := own(flag(name), getattr(self, name)))]
+        return [function for name, written in OWN.items() if (function := own(written, getattr(self, name)))]
 
     def rollouts_per_step(self, num_processes: int) -> int:
         """Rollouts of one training step.
@@ -216,7 +216,7 @@ class LearningConfig:
             reward_weights={} if own_rewards or drawn else read_weights(self.trained_reward),
             random_rewards=self.seed if drawn else None,
             own_rewards=own_rewards,
-            own_advantages=own("--baseline", self.baseline),
+            own_advantages=own(OWN["baseline"], self.baseline),
         )
 
     @property

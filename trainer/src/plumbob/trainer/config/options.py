@@ -127,10 +127,10 @@ def check_run_name(name: str | None) -> None:
     require(plain, f"--run-name is the name of a folder in --output-dir and cannot hold slashes, so not {name!r}")
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A hint to append to an error message, with the known name that is most similar; empty if none is."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def did_you_mean(name: str, known: Sequence[str], shown: Callable[[str], str] = str) -> str:
+    """A hint to append to an error message, with the known name that is most similar, as `shown`; empty if none is."""
+    near = [one for one in known if one.endswith(f"_{name}")] or difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {shown(near[0])!r}?" if near else ""
 
 
 def check_values(settings: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,7 @@ from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.inference import choice
 from plumbob.trainer.inference.chat_server import ChatServer
 from plumbob.trainer.inference.engine import engine_module
-from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing
-from plumbob.trainer.inference.token_servers import TokenServers, root_url
+from plumbob.trainer.inference.token_servers import TokenServers, check_model, connection, root_url
 from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import moved, plan_forward
 from plumbob.trainer.policy.loading import (
@@ -72,7 +69,7 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
         generation_config = load_generation_config(config.model)
         tokenizer = load_tokenizer(config.model, template)
         chat = load_chat(tokenizer, generation_config, config.tool_format)
-    http = HttpThread(_timing(config.max_seconds), os.environ.get(config.api_key_var))
+    http = connection(config)
     try:
         check_model(http, url, config)
     except BaseException:
@@ -84,45 +81,6 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
     return LoadedEngine(
         TokenServers(http, [url], config.model), chat, config.base_url, config.max_context, "vllm", http.close
     )
-
-
-PATIENCE_SECONDS = 30.0
-"""How long a request of an evaluation is retried while its server is overloaded or unreachable."""
-
-
-def _timing(max_seconds: float) -> Timing:
-    return Timing(request=max_seconds, total=max_seconds, patience=min(PATIENCE_SECONDS, max_seconds))
-
-
-def check_model(http: HttpThread, url: str, config: EvaluateConfig) -> None:
-    """Ask the server which models it has.
-
-    Raises UserError if no server answers, it refuses the key, or it lacks the model.
-    """
-    try:
-        names = http.result(http.request("GET", url, "/v1/models", seconds=http.timing.connect, read=_model_names))
-    except ServerFailure as failure:
-        if failure.gone or failure.status == 408:
-            raise UserError(
-                f"no server answers at {config.base_url} ({failure.reason}); start one, for example "
-                f"`serve --model {config.model}`, or give the server's --base-url"
-            ) from None
-        if failure.status in (401, 403):
-            raise UserError(
-                f"the server at {config.base_url} refuses the API key in ${config.api_key_var} (status "
-                f"{failure.status}); set another one"
-            ) from None
-        if failure.status == 200:
-            raise UserError(
-                f"{config.base_url} answers, but not as an OpenAI-compatible server; give a --base-url that ends in /v1"
-            ) from None
-        return  # /v1/models is optional
-    if names and config.model not in names:
-        raise UserError(f"the server at {config.base_url} has no model {config.model!r}; it has {', '.join(names)}")
-
-
-def _model_names(content: bytes) -> list[str]:
-    return [str(card["id"]) for card in json.loads(content)["data"]]
 
 
 def load_engine_here(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,8 +13,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from plumbob.console import UserError
 from plumbob.rollout import Completion, Sampling
+from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.inference import generate_api
-from plumbob.trainer.inference.http_client import HttpThread, ServerFailure
+from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing
 from plumbob.trainer.inference.server_pool import Server, ServerPool
 
 
@@ -86,3 +90,51 @@ def root_url(url: str, option: str = "--vllm-url") -> str:
         raise UserError(f"{option} {url!r} is not the URL of a server; give one like http://127.0.0.1:8000")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+PATIENCE_SECONDS = 30.0
+"""How long a request of an evaluation is retried while its server is overloaded or unreachable."""
+
+
+def connection(config: EvaluateConfig) -> HttpThread:
+    """What asks the server of `--base-url`. The caller closes it."""
+    seconds = config.max_seconds
+    timing = Timing(request=seconds, total=seconds, patience=min(PATIENCE_SECONDS, seconds))
+    return HttpThread(timing, os.environ.get(config.api_key_var))
+
+
+def check_server(config: EvaluateConfig) -> None:
+    """`check_model` before anything is loaded."""
+    with closing(connection(config)) as http:
+        check_model(http, root_url(config.base_url, "--base-url"), config)
+
+
+def check_model(http: HttpThread, url: str, config: EvaluateConfig) -> None:
+    """Ask the server which models it has.
+
+    Raises UserError if no server answers, it refuses the key, or it lacks the model.
+    """
+    try:
+        names = http.result(http.request("GET", url, "/v1/models", seconds=http.timing.connect, read=_model_names))
+    except ServerFailure as failure:
+        if failure.gone or failure.status == 408:
+            raise UserError(
+                f"no server answers at {config.base_url} ({failure.reason}); start one, for example "
+                f"`serve --model {config.model}`, or give the server's --base-url"
+            ) from None
+        if failure.status in (401, 403):
+            raise UserError(
+                f"the server at {config.base_url} refuses the API key in ${config.api_key_var} (status "
+                f"{failure.status}); set another one"
+            ) from None
+        if failure.status == 200:
+            raise UserError(
+                f"{config.base_url} answers, but not as an OpenAI-compatible server; give a --base-url that ends in /v1"
+            ) from None
+        return  # /v1/models is optional
+    if names and config.model not in names:
+        raise UserError(f"the server at {config.base_url} has no model {config.model!r}; it has {', '.join(names)}")
+
+
+def _model_names(content: bytes) -> list[str]:
+    return [str(card["id"]) for card in json.loads(content)["data"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from plumbob.trainer.report.rollouts import finite
 from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.metric_names import describe, earned
 from plumbob.trainer.run_files.run_directory import (
+    lines_lost,
     read_metrics,
     run_config,
     run_directory_of,
@@ -90,6 +92,8 @@ def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = l
     except (OSError, ValueError) as error:
         raise UserError(f"the settings of {directory} cannot be read: {error}") from None
     rows = read_metrics(directory)
+    if lost := lines_lost(directory, rows):
+        print(f"{directory / 'metrics.jsonl'}: {lost}", file=sys.stderr)
     name = directory.resolve().name
     say(f"examining {directory}")
     found = _findings(directory, config, rows if checked else ())
@@ -148,12 +152,15 @@ def _finding(one: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
 
 
 def seed_groups(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Runs that differ in their seed alone: [{"runs": numbers of the runs, "t": factor of a 95% interval of a mean}]."""
-    groups: dict[str, list[int]] = {}
+    """Runs that differ in their seed alone: [{"runs": numbers of the runs, "t": factor of a 95% interval of a mean}].
+
+    Of runs with the same seed, which is one run repeated, the first counts.
+    """
+    groups: dict[str, dict[Any, int]] = {}
     for number, run in enumerate(runs):
         same = {k: v for k, v in run.config.items() if k not in ("seed", "run_name", "output_dir")}
-        groups.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(number)
-    return [{"runs": numbers, "t": t_95(len(numbers) - 1)} for numbers in groups.values() if len(numbers) > 1]
+        groups.setdefault(json.dumps(same, sort_keys=True, default=str), {}).setdefault(run.config.get("seed"), number)
+    return [{"runs": list(group.values()), "t": t_95(len(group) - 1)} for group in groups.values() if len(group) > 1]
 
 
 def meanings(runs: Iterable[RunData]) -> dict[str, dict[str, str]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import verifiers.v1 as vf
+from plumbob.console import UserError
 from plumbob.rollout import (
     Chat,
     Limits,
@@ -213,15 +214,15 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, rec
 
 
 def _check_components(samples: Sequence[Sample], weights: Mapping[str, float]) -> None:
-    """Raise RunFailed if --trained-reward names what is no component of the first step's rewards, or has weight 0."""
+    """Raise UserError if --trained-reward names what is no component of the first step's rewards, or has weight 0."""
     found = {name for s in samples for name in s.rewards}
     lost = {name for s in samples for name, weight in s.reward_weights.items() if not weight}
     for name in weights if samples else ():
         if name not in found:
             own = ", ".join(sorted(found)) or "none"
-            raise RunFailed(f"--trained-reward names {name}, but the components of the rewards are: {own}")
+            raise UserError(f"--trained-reward names {name}, but the components of the rewards are: {own}")
         if name in lost:
-            raise RunFailed(
+            raise UserError(
                 f"--trained-reward names {name}, which the environment weighs with 0: its value is not kept"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -76,10 +77,22 @@ def lock_directory(directory: Path) -> AbstractContextManager[object]:
         held = FileLock(path, timeout=0).acquire()
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     except Timeout:
-        raise UserError(f"{directory} is in use by {_holder(path)}; wait until it ends, or stop it") from None
+        raise _in_use(directory) from None
     except OSError as error:
         raise UserError(f"cannot write to {directory}: {error.strerror}") from None
     return held
+
+
+def check_is_free(directory: Path) -> None:
+    """Raise UserError if `lock_directory` would, without a change of any file."""
+    if is_in_use(directory):
+        raise _in_use(directory)
+    if not os.access(directory, os.W_OK):
+        raise UserError(f"cannot write to {directory}: {os.strerror(errno.EACCES)}")
+
+
+def _in_use(directory: Path) -> UserError:
+    return UserError(f"{directory} is in use by {_holder(directory / LOCK)}; wait until it ends, or stop it")
 
 
 def is_in_use(directory: Path) -> bool:
@@ -218,6 +231,16 @@ def read_metrics(run_dir: Path) -> list[dict[str, float]]:
     """The rows of metrics.jsonl; an empty list without the file."""
     path = run_dir / "metrics.jsonl"
     return read_lines(path) if path.exists() else []
+
+
+def lines_lost(run_dir: Path, rows: list[Any]) -> str:
+    """What is told of steps that `read_metrics` has not read because a line before them is damaged; empty if none is lost.
+
+    `rows`: what it has read. The last line may be half of one, after a kill or while a run writes it.
+    """
+    path = run_dir / "metrics.jsonl"
+    lost = len(path.read_text(errors="replace").splitlines()) - len(rows) if path.exists() else 0
+    return f"line {len(rows) + 1} is damaged, so it and the {lost - 1} after it are not read" if lost > 1 else ""
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plumbob.console import UserError
 from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
 from plumbob.trainer.run_files.token_record import TokenRecord, as_line, record_of
 
@@ -164,3 +165,32 @@ def rollouts_of_steps(directory: Path) -> dict[int, int]:
     """Step -> number of rollouts that were sampled in it, from metrics.jsonl; without steps that cannot be read."""
     rows = read_metrics(directory)
     return {int(row["step"]): int(row["rollout/count"]) for row in rows if {"step", "rollout/count"} <= row.keys()}
+
+
+def trace_paths(where: str, env: str) -> list[Path]:
+    """The files of stored rollouts that --demonstrations names: a file, a folder, a run directory or a pattern.
+
+    Of an evaluation's folder, the file of the environment. Raises UserError if there is none.
+    """
+    path = Path(where).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = list(stored_steps(path).values())
+        own = [path / f"{env}.jsonl"]
+        found = found or [p for p in own if p.is_file()] or _rollout_files(path)
+    else:
+        pattern = path.relative_to("/") if path.is_absolute() else path
+        found = sorted(p for p in Path("/" if path.is_absolute() else ".").glob(str(pattern)) if p.is_file())
+    if not found:
+        raise UserError(
+            f"--demonstrations {where} is neither 'oracle' nor a file, folder or pattern with stored rollouts (.jsonl or "
+            ".jsonl.gz)"
+        )
+    return found
+
+
+def _rollout_files(folder: Path) -> list[Path]:
+    not_rollouts = ("metrics.jsonl", "warnings.jsonl")
+    names = (*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz"))
+    return sorted(path for path in names if path.name not in not_rollouts)

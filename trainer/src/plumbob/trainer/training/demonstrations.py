@@ -170,7 +170,7 @@ def _of_files(config: SftConfig, tasks: Tasks, found: Demonstrations) -> Iterato
     """The stored rollouts of all files, without those of held-out tasks."""
     held_out = marks_of(tasks.held_out)
     like = tasks.train[0]
-    for path in trace_paths(config.demonstrations, config.env):
+    for path in trace_files.trace_paths(config.demonstrations, config.env):
         for record in read_records(path):
             try:
                 task = type(like)(type(like.data).model_validate(record["task"]["data"]), like.config)
@@ -186,35 +186,6 @@ def _of_files(config: SftConfig, tasks: Tasks, found: Demonstrations) -> Iterato
                 found.left_out["with a tool call that could not be read"] += 1
             else:
                 yield Candidate(task, replies_of_record(record), record)
-
-
-def trace_paths(where: str, env: str) -> list[Path]:
-    """The files of stored rollouts that --demonstrations names: a file, a folder, a run directory or a pattern.
-
-    Of an evaluation's folder, the file of the environment. Raises UserError if there is none.
-    """
-    path = Path(where).expanduser()
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        found = list(trace_files.stored_steps(path).values())
-        own = [path / f"{env}.jsonl"]
-        found = found or [p for p in own if p.is_file()] or _jsonl(path)
-    else:
-        pattern = path.relative_to("/") if path.is_absolute() else path
-        found = sorted(p for p in Path("/" if path.is_absolute() else ".").glob(str(pattern)) if p.is_file())
-    if not found:
-        raise UserError(
-            f"--demonstrations {where} is neither 'oracle' nor a file, folder or pattern with stored rollouts (.jsonl or "
-            ".jsonl.gz)"
-        )
-    return found
-
-
-def _jsonl(folder: Path) -> list[Path]:
-    not_rollouts = ("metrics.jsonl", "warnings.jsonl")
-    names = (*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz"))
-    return sorted(path for path in names if path.name not in not_rollouts)
 
 
 async def _play(

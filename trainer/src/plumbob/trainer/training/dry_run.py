@@ -17,7 +17,7 @@ from plumbob.console import UserError
 from plumbob.trainer.algorithm.losses import try_own_loss
 from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
 from plumbob.trainer.config.options import as_text, flag, grouped
-from plumbob.trainer.config.sft import ORACLE, SftConfig
+from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.launcher import requested
 from plumbob.trainer.policy.loading import default_learning_rate, empty_model, load_chat, load_tokenizer
@@ -27,12 +27,11 @@ from plumbob.trainer.rollouts.templates import check_template
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import (
     check_can_be_made,
-    lock_directory,
+    check_is_free,
     read_metrics,
     run_config,
     run_directory_of,
 )
-from plumbob.trainer.training.demonstrations import trace_paths
 from plumbob.trainer.training.disk_space import size
 from plumbob.trainer.training.memory_plan import memory, plan_memory, room_of
 from plumbob.trainer.training.metrics import main_gib
@@ -59,8 +58,6 @@ def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str
     config.rollouts_per_step(processes)
     try_own_loss(config.objective(), bool(config.kl_beta))
     unread = _check_tasks(config, resumed)
-    if isinstance(config, SftConfig) and config.demonstrations != ORACLE and resumed is None:
-        trace_paths(config.demonstrations, config.env)
     plan = plan_memory(config, processes)
     config = plan.config
     model = empty_model(config.model)
@@ -73,8 +70,8 @@ def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str
         if resumed is None:
             check_can_be_made(config)
         else:
-            with lock_directory(run_directory_of(resumed)):
-                choose_checkpoint(resumed, config)
+            check_is_free(run_directory_of(resumed))
+            choose_checkpoint(resumed, config)
         print("\n".join(lines(config, model, processes, origins)))
         if plan.line:
             print(plan.line)

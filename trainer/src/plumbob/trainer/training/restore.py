@@ -16,7 +16,7 @@ from plumbob.trainer.config.options import flag, settings_in
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
-from plumbob.trainer.training.checkpoint import damage, latest, own_file, set_random_state, tidy
+from plumbob.trainer.training.checkpoint import damage, latest, own_file, set_random_state
 from plumbob.trainer.training.run import Run, restored_best
 from safetensors import SafetensorError
 
@@ -25,11 +25,9 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     """The checkpoint to resume from: `path` itself, or the last one of the run directory `path`; None without any.
 
     Every file is compared with the manifest. Raises UserError if the checkpoint is damaged, was saved with other
-    settings of `config.fixed_on_resume`, or has more steps than --max-steps; apart from what a killed save left behind,
-    which is tidied up, nothing has been changed then.
+    settings of `config.fixed_on_resume`, or has more steps than --max-steps. Nothing is changed.
     """
     run_dir = run_directory_of(path)
-    tidy(run_dir)
     folder = latest(run_dir) if path == run_dir else path
     if folder is None:
         return None

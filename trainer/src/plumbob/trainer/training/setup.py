@@ -51,6 +51,7 @@ from plumbob.trainer.run_files.run_directory import (
 )
 from plumbob.trainer.run_files.stopped import Stop, write_stop
 from plumbob.trainer.training import memory_plan
+from plumbob.trainer.training.checkpoint import tidy
 from plumbob.trainer.training.demonstrations import Demonstrations, make_demonstrations, read_stored, store
 from plumbob.trainer.training.restore import choose_checkpoint, restore, set_aside_later
 from plumbob.trainer.training.run import Run, TrainState
@@ -264,6 +265,7 @@ def _begin_resuming(
     chosen = ""
     if world.is_main:
         lock = on_failure.push(lock_directory(run_directory_of(resume_from)))
+        tidy(run_directory_of(resume_from))
         chosen = str(choose_checkpoint(resume_from, config) or "")
     chosen = world.from_main(chosen)
     return lock, Path(chosen) if chosen else None

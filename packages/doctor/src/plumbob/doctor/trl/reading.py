@@ -17,7 +17,7 @@ from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.confirm import trial_of
 from plumbob.doctor.examine import Examination, merged, of_outcomes
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.format import files_of, read_all
+from plumbob.doctor.format import files_of, read_right
 from plumbob.doctor.trends import Plan, Trends, judge
 from plumbob.doctor.trl.settings import STAGES
 from plumbob.doctor.trl.words import REMEDIES, in_words_of_trl
@@ -207,9 +207,7 @@ def of_folder(folder: Path) -> Reading:
     reading, previous = _begun(files[0].parent), None
     if reading.examined:  # with the weights of the run itself, which no record has
         return reading
-    for where, record in itertools.islice(read_all(folder), MOST_RECORDS):
-        if isinstance(record, list):
-            raise ValueError(f"{where}: {record[0]}; `validate {folder}` lists all mistakes")
+    for where, record in itertools.islice(read_right(folder), MOST_RECORDS):
         reading.of_trl = record.trainer.startswith("trl ")
         plain = tokenizer = None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import json
 import runpy
@@ -30,7 +31,7 @@ def trl(words: Sequence[str], name: str) -> int:
     )
     parser.add_argument("--gold", metavar="COLUMN", help="the column of the data with the right answers")
     parser.add_argument("script", metavar="SCRIPT.py")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS").required = False
     given = parser.parse_args(words)
     doctors, failed = run(
         given.script, given.arguments, every=given.every, rescore=not given.no_rescore, gold=given.gold
@@ -79,10 +80,15 @@ def run(
 ) -> tuple[list[Any], bool]:
     """Run a script; returns what `attach` has returned for its trainers, and whether the script failed.
 
-    `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if there is no script.
+    `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if there is no script,
+    or if it is no Python.
     """
     if not Path(script).is_file():
         raise UserError(f"there is no file {script}; name the script that trains")
+    try:
+        ast.parse(Path(script).read_bytes(), script)
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{script}, line {getattr(error, 'lineno', 1)}: {error.args[0]}") from None
     from plumbob.doctor.trl.attach import Doctor, attach
     from trl import GRPOConfig, GRPOTrainer
 

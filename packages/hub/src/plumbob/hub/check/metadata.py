@@ -19,9 +19,18 @@ _LOWER = {">", ">=", "==", "~=", "==="}
 _PLACEHOLDER = re.compile(r"\b(?:todo|fixme|tbd)\b|add your description", re.IGNORECASE)
 _FULL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
+TEMPLATES = {
+    "single": "Name the largest digit: a single-turn environment with an exact reward",
+    "tools": "Draw balls until one is red: a multi-turn environment with one tool that keeps state",
+}
+"""Kind of a new environment -> the description that `hub new` gives it."""
+
 
 def metadata(subject: Subject) -> Result:
-    """Check that name, version, description, README, license and Python bounds are given and valid."""
+    """Check that name, version, description, README, license and Python bounds are given and valid.
+
+    A description that `hub new` wrote is no problem, because it may still be true, but it is told.
+    """
     problems = []
     if not _FULL_NAME.fullmatch(subject.distribution):
         problems.append(f"the name {subject.distribution!r} is not valid; use letters, digits, '-', '_' and '.'")
@@ -36,7 +45,9 @@ def metadata(subject: Subject) -> Result:
     if not subject.license.strip():
         problems.append('[project] has no license; name it by its SPDX id, such as license = "Apache-2.0"')
     problems += _python_bounds(subject.requires_python)
-    return judged("metadata", f"{subject.distribution} {subject.version}, {subject.license}", problems)
+    told = "; description (and README?) of `hub new`: say what your own environment asks"
+    own = told if subject.summary in TEMPLATES.values() else ""
+    return judged("metadata", f"{subject.distribution} {subject.version}, {subject.license}{own}", problems)
 
 
 def _bad_version(text: str) -> bool:

@@ -366,7 +366,8 @@ def _install_or_undo(attempt: Attempt, settings: _Settings) -> tuple[dict[str, O
     Return the outcomes of all items; of those alone that did not import, if older versions were put back for them; or
     why nothing was installed.
     """
-    with Working(f"looking for what {', '.join(i.target for i in attempt.items)} needs"):
+    asks = any(map(_may_ask, attempt.items))
+    with Working(f"looking for what {', '.join(i.target for i in attempt.items)} needs", asks=asks):
         failure, replaced = _planned(attempt, settings)
     if failure is not None:
         return {}, failure
@@ -390,6 +391,13 @@ def _install_or_undo(attempt: Attempt, settings: _Settings) -> tuple[dict[str, O
         target: replace(o, detail=f"{o.version} is not kept: {o.detail.removeprefix('installed, but ')}{told}")
         for target, o in broken.items()
     }, None
+
+
+def _may_ask(item: Item) -> bool:
+    """Whether uv fetches a git repository for an item, for which ssh or git may ask a passphrase or a password."""
+    project = Path(item.origin) / "pyproject.toml"
+    needs = project.read_text(errors="replace") if project.is_file() else ""
+    return any("git+" in text for text in (*item.arguments, needs)) or re.search(r"\bgit *=", needs) is not None
 
 
 def _is_the_same(item: Item) -> bool:

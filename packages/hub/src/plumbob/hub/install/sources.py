@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from packaging.requirements import InvalidRequirement, Requirement
 from plumbob.console import UserError
+from plumbob.console.working import Working
 from plumbob.hub.index.versions import choose_version, offered
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.install.collisions import refuse_collisions
@@ -102,7 +103,8 @@ def from_repository(target: Target, repo: str | None, branch: str | None, folder
     with tempfile.TemporaryDirectory(prefix="vf-install-") as temporary:
         clone = Path(temporary) / "repository"
         at = ("--branch", branch) if branch else ()
-        done = run(Command(("git", "clone", "--quiet", "--depth", "1", *at, "--", url, str(clone))), quiet=True)
+        with Working(f"cloning {mask(url)}", asks=True):
+            done = run(Command(("git", "clone", "--quiet", "--depth", "1", *at, "--", url, str(clone))), quiet=True)
         if done.returncode != 0:
             raise UserError(f"cannot read {mask(url)}{f' at {branch}' if branch else ''}: {done.reason()}")
         commit = run(Command(("git", "-C", str(clone), "rev-parse", "HEAD")), quiet=True).output.strip()

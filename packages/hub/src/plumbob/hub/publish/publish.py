@@ -77,10 +77,13 @@ def publish(
     see `refuse_private`. Raises UserError if a project fails the gate or does not build, if it holds files that look
     private, if its version is already published with different bytes, or if the upload is refused.
     """
+    index = _readable(location)
+    for path in paths:
+        if index is not None:  # a server that does not answer is told before minutes of checks
+            index.files(read_project(path).name)
     for path in paths:
         _pass_gate(path, gate)
     with tempfile.TemporaryDirectory(prefix="hub-publish-") as temporary:
-        index = _readable(location)
         built, results, uploads = [], [], []
         for number, path in enumerate(paths):
             built.append(_build(path, Path(temporary) / str(number), timeout, include))

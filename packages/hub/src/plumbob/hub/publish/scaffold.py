@@ -14,15 +14,12 @@ from pathlib import Path
 from string import Template
 
 from plumbob.console import UserError, typed
+from plumbob.hub.check.metadata import TEMPLATES
 from plumbob.hub.installed.registry import installed
 from plumbob.hub.names import environment_name
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _LONGEST = 40
-_SUMMARIES = {
-    "single": "Name the largest digit: a single-turn environment with an exact reward",
-    "tools": "Draw balls until one is red: a multi-turn environment with one tool that keeps state",
-}
 
 
 def create(name: str, output: Path, *, tools: bool = False) -> Path:
@@ -94,7 +91,7 @@ def render(name: str, kind: str, author: str = "") -> dict[str, str]:
         "distribution": f"vf-{name}",
         "module": module,
         "cls": cls,
-        "summary": _SUMMARIES[kind],
+        "summary": TEMPLATES[kind],
         "commands": "\n".join(_learning(name)),
         # A TOML basic string escapes what a JSON string does.
         "authors": f"authors = [{{ name = {json.dumps(author)} }}]\n" if author else "",

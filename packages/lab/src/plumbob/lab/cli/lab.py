@@ -120,7 +120,11 @@ def run(
     from plumbob.lab.experiment import run_experiments
     from plumbob.lab.files.workspace import find_lab
 
-    found, ids = find_lab(directory), [gpu for gpu in gpus.split(",") if gpu]
+    found, ids = find_lab(directory), [gpu.strip() for gpu in gpus.split(",") if gpu.strip()]
+    if wrong := [gpu for gpu in ids if not gpu.isdecimal() and not gpu.startswith(("GPU-", "MIG-"))]:
+        raise UserError(
+            f"--gpus takes numbers of GPUs such as 0,1, or their names in `nvidia-smi -L`, not {wrong[0]!r}"
+        )
     entries = list({entry.hypothesis.id: entry for entry in map(found.entry, names)}.values())
     return run_experiments(found, entries, seeds, fresh=fresh, at_once=jobs, gpus=ids)
 

@@ -12,7 +12,8 @@ async function show() {
     const at = h.token === undefined ? undefined : Number(h.token);
     if (row < 0) {
       viewNow = view; current = -1;
-      return main.replaceChildren(el("p", { class: "alarm" }, `This page does not hold rollout ${h.rollout} of task ${h.task} in step ${h.step}: it was not stored, or the page left out that step to stay small.`));
+      applyFilters();
+      return main.replaceChildren(el("p", { class: "alarm" }, `This page does not hold rollout ${h.rollout} of task ${h.task} in step ${h.step}: it was not stored, or the page left out that step to stay small.`), ...rolloutsView(null));
     }
     const again = viewNow === "rollout" && current === row && opened && opened.row === row;
     current = row;

@@ -229,7 +229,7 @@ function findingsView() {
     const held = rest.filter((f) => f.verdict === "pass").length, unsure = rest.length - held;
     return el("section", { class: "findings" }, D.runs.length > 1 ? el("h2", {}, run.name) : null,
       run.findings.length ? null : el("p", {}, "Nothing has been judged of this run."), wrong.map(article(number)),
-      rest.length ? el("details", {}, el("summary", {}, (wrong.length ? "" : "\u2713 Nothing is wrong: ")
+      rest.length ? el("details", {}, el("summary", {}, (wrong.length || oddNote() ? "" : "\u2713 Nothing is wrong: ")
         + `${held} of ${plural(run.findings.length, "check")} hold` + (unsure ? `, ${unsure} cannot be judged yet` : "")), rest.map(article(number))) : null);
   })];
 }

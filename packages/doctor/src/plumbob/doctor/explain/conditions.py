@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from plumbob.doctor.explain.loop import Conditions, by_part, factor, still
+from plumbob.doctor.explain.loop import Conditions, factor, still
 from plumbob.doctor.record import Rollout, Row, Settings, StepRecord
 from plumbob.doctor.reference import advantages, loss, rows
 
@@ -117,7 +117,12 @@ def _otherwise(t: loss.Tokens, settings: Settings, observed: np.ndarray, right: 
 
 def of_microbatches(observed: np.ndarray, right: np.ndarray, microbatch: np.ndarray) -> Conditions:
     """`observed`, `right`: numbers of tokens or rows, and those of the settings. `microbatch`: the number of each one's."""
-    predicted, found = by_part(observed, right, microbatch)
+    predicted, found = right.copy(), []
+    for at in (microbatch == number for number in np.unique(microbatch)):
+        by = factor(observed[at], right[at])
+        if math.isfinite(by):
+            predicted[at] *= by
+            found.append(by)
     if found and max(found) - min(found) > 1e-3:
         what = f"a factor for each microbatch ({min(found):.3g} to {max(found):.3g})"
         yield "normaliser-depends-on-microbatches", what, predicted

@@ -110,18 +110,14 @@ def _clean(m: Matrix) -> list[str]:
     return sorted(n for n in names if len(names) > 1 and mean(best, n) > 0 and mean(cheap, n) < mean(best, n) / 10)
 
 
-def _surely(shares: Sequence[float]) -> float:
-    """The mean, less its standard error."""
-    return fmean(shares) - stdev(shares) / math.sqrt(len(shares)) if len(shares) >= FEWEST else 0.0
-
-
 def cheap(m: Matrix) -> Evidence | None:
     """Transcripts that solve nothing earn much."""
     found, clean = list[str](), _clean(m)
     for kind in CHEAP:
         shares = m.shares(kind)
         most = FORM_EARNS if clean else CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS
-        if _surely([*shares.values()]) > most:
+        error = stdev(shares.values()) / math.sqrt(len(shares)) if len(shares) >= FEWEST else math.inf
+        if shares and fmean(shares.values()) - error > most:
             earned = f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones"
             example = about(m.kind(kind)[max(shares, key=lambda i: shares[i])])
             found.append(f"{earned}, in {len(shares)} tasks, as {example}")

@@ -627,7 +627,8 @@ def gradient(x: Examined, out: Outcome) -> None:
     earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
     before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
     case = conditions.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
-    general = "loss-differs-from-settings" if observed.any() else "no-gradient"
+    lost = any(expected[at].any() and not observed[at].any() for at in tensors.values())
+    general = "no-gradient" if lost else "loss-differs-from-settings"
     out.explained(case, observed, expected, general, 1e-3 * float(np.abs(expected).max()))
 
 

@@ -227,7 +227,7 @@ def recorded() -> Any:
 
 
 def test_recorded_runs_are_named_rightly_and_healthy_ones_are_silent() -> None:
-    """89 runs of bundled models: 36 are healthy. One of those with a fault may be named by a cause that includes its own."""
+    """Runs of bundled models, healthy ones among them. One of those with a fault may be named by a cause that includes its own."""
     runs = recorded()
     course = pytest.importorskip("plumbob.trainer.watch.course")
     wrong = []

@@ -196,8 +196,7 @@ def kl_pull(n: Numbers) -> str | None:
     # The larger of both ends: a task that is learned leaves little advantage, which is no fault.
     advantage = max(mean(rows, "advantage/mean_abs") for rows in (n.first, n.last))
     # Per token the term pulls with beta |log ratio|, where E (log ratio)^2 = 2 k2.
-    length = mean(n.last, "rollout/sampled_tokens")
-    pull = plan.kl_beta * (abs(kl) * length if plan.kl_in_reward else math.sqrt(2 * abs(kl)))
+    pull = plan.kl_beta * math.sqrt(2 * abs(kl))
     if not plan.kl_beta or not advantage or pull <= advantage or n.gained(0.1):
         return None
     return f"--kl-beta {plan.kl_beta:g} pulls with {pull:.2g} against a mean |advantage| of {advantage:.2g}"

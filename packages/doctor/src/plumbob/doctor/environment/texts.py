@@ -20,7 +20,8 @@ DOWN = re.compile(
 )
 """How a server that is down or refuses says so: never the policy's mistake."""
 _ERROR = re.compile(
-    r"\s*(?:error|exception|traceback)\b|\s*\{\s*\"(?:error|is_?error)\"\s*:\s*(?!\s*(?:null|false))", re.IGNORECASE
+    r"\s*(?:error|exception|traceback)\b|\s*\{\s*[\"'](?:error|is_?error)[\"']\s*:\s*(?!\s*(?:null|false))",
+    re.IGNORECASE,
 )
 _NOTHING = ("", "[]", "{}", "null", "none", "nan", '""', "''")
 

@@ -107,7 +107,9 @@ def end_of_turn(tokenizer: Any) -> int | None:
         ids = render(tokenizer, messages, header=False)
     except Exception:  # a template raises what it likes
         return None
-    special = set(tokenizer.all_special_ids)
+    # A token stays special for the template if another one is made the end token.
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if getattr(token, "special", False))}
     last = max(
         (i for i, t in enumerate(ids) if t not in special and tokenizer.decode([t]).strip() == "b"), default=None
     )

@@ -21,6 +21,7 @@ from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines
 from plumbob.doctor.trl import before, course, settings
+from plumbob.doctor.trl.answers import Answers, Results
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
@@ -81,7 +82,8 @@ class Doctor(TrainerCallback):
 
     def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
         self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
-        self._known = before.Before()
+        self._answers: Answers | None = None
+        self._results = Results(trainer)
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
@@ -145,7 +147,7 @@ class Doctor(TrainerCallback):
         else:
             self._examine_before()
         if not self.began:  # records of an earlier training in the same folder
-            for old in self.folder.glob("step_*.npz"):
+            for old in (*self.folder.glob("step_*.npz"), *self.folder.glob(COURSE)):
                 old.unlink()
 
     @_guarded
@@ -189,7 +191,8 @@ class Doctor(TrainerCallback):
         self._print(self._take_row())
         if not state.is_world_process_zero:
             return
-        (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
+        self.reading.ended = True
+        self._keep()
         page = render(self.examination, f"plumbob.doctor {self.folder}")
         (self.folder / PAGE).write_text(page, encoding="utf-8")
         width = shutil.get_terminal_size((80, 24)).columns
@@ -202,15 +205,17 @@ class Doctor(TrainerCallback):
 
     def _examine_before(self) -> None:
         score = self.watch.score if self.rescore and self.trainer.environments is None and not self._refused else None
+        known = before.Before(namers=[False] * len(self.trainer.reward_funcs))
         try:
             with unchanged_randomness():
-                self._known = before.examine(self.trainer, score, self.gold)
+                before.examine(self.trainer, score, self.gold, known)
         except Exception as error:  # data, templates and reward functions are the user's own
             told = (
                 f"Data, rewards and template were not examined before the first step: {type(error).__name__}: {error}"
             )
             self.reading.limits.append(told)
-        self._print(self.reading.add_findings(self._known.findings))
+        self._answers = Answers(self.trainer, known)
+        self._print(self.reading.add_findings(known.findings))
 
     def _examine(self, step: int, tensors: SampledTensors) -> list[Finding]:
         """The new failures of a step that has just been taken."""
@@ -224,19 +229,34 @@ class Doctor(TrainerCallback):
             self._change = {"policy/step_kl": self._snapshot.change(rows)}
         plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
         with torch.enable_grad():
-            return self.reading.add(record, plain, settings.tokenizer_of(self.trainer), self._snapshot, previous)
+            new = self.reading.add(record, plain, settings.tokenizer_of(self.trainer), self._snapshot, previous)
+        self._keep()
+        return new
+
+    def _keep(self) -> None:
+        """Keep what is known so far, of which the records alone do not tell all."""
+        (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
 
     def _numbers(self, step: int) -> list[Finding]:
         """Take in what is known of a step without a record; returns what is found wrong in it for the first time."""
         made = self.watch.round
-        if self._refused or self._sample is None or made is None or made.rewards is None or not made.output:
+        if (
+            self._refused
+            or self._sample is None
+            or self._answers is None
+            or made is None
+            or made.rewards is None
+            or not made.output
+        ):
             return []
         began, self._weights = self._weights, self._sample.take()
         self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
-        found = [course.alike(self.trainer, made, step)] if made.step == step else []
+        found = []
+        if made.step == step:
+            found = [course.alike(self.trainer, made, step), self._answers.add(made), *self._results.add(made)]
+            found += course.ended(self.trainer, made)
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)
-            found.append(course.right(self.trainer, made, self._known))
             self.watch.rescored = None
         return self.reading.add_findings(found)
 

@@ -14,7 +14,7 @@ from plumbob.doctor import trends
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import AT_RANDOM, numbers
 from plumbob.doctor.run_numbers import of_groups
-from plumbob.doctor.trl.before import Before
+from plumbob.doctor.trl.before import tolerance
 from plumbob.doctor.trl.recording import cut_off, reward_of, trained
 from plumbob.doctor.trl.settings import narrowing
 from plumbob.doctor.trl.watching import Round
@@ -31,6 +31,8 @@ LIMIT = "max_completion_length"
 TAIL, DIFFERENT = 64, 0.5
 """A completion repeats itself if fewer than this share of the sequences of four tokens in its tail are different."""
 TINY = 0.02
+LEAST, DIFFERENT_ENDS = 8, 3
+"""Fewest completions without an end token, and different tokens at their ends, that no limit and no stop text explains."""
 
 
 def plan_of(trainer: Any) -> trends.Plan:
@@ -78,7 +80,8 @@ def row_of(trainer: Any, made: Round, before: np.ndarray, after: np.ndarray, ste
     ]
     groups = [g[np.isfinite(g)] for g in groups if np.isfinite(g).any()]
     live = [g for g in groups if np.ptp(g) > 0]
-    cut = statistics.fmean(cut_off(trainer, ids) for ids in made.ids) if made.ids else 0.0
+    most = max(map(len, made.ids), default=0)  # what ends earlier without an end token is cut off by no limit
+    cut = statistics.fmean(cut_off(trainer, ids) and len(ids) == most for ids in made.ids) if made.ids else 0.0
     moved = after - before
     row = {
         "step": step + 1.0,
@@ -95,14 +98,20 @@ def row_of(trainer: Any, made: Round, before: np.ndarray, after: np.ndarray, ste
         "optimizer/updates": 1.0,
         "optimizer/update_rms": float(np.sqrt(np.mean(moved**2))),
         "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(before), 1e-30)),
-        "optimizer/moved_share": float((moved != 0).mean()),
-        "optimizer/still_tensors": float((moved == 0).all(1).mean()),
     }
+    if str(getattr(trainer.args.optim, "value", trainer.args.optim)).startswith(
+        "adam"
+    ):  # others may leave weights as they are
+        row["optimizer/moved_share"] = float((moved != 0).mean())
+        row["optimizer/still_tensors"] = float((moved == 0).all(1).mean())
     if trainer.tools and made.completions and isinstance(made.completions[0], list):
         turns = [[m for m in one if m.get("role") == "assistant"] for one in made.completions]
         row["rollout/tools"] = float(len(trainer.tools))
         row["rollout/turns"] = statistics.fmean(map(len, turns))
         row["rollout/tool_calls"] = statistics.fmean(sum(len(m.get("tool_calls") or ()) for m in own) for own in turns)
+        # TRL's own count: results that do not fit any more stand in no completion.
+        failures = trainer._metrics["train"].get("tools/failure_frequency") or [0.0]
+        row["rollout/tool_errors"] = failures[-1] * row["rollout/tool_calls"]
     return row
 
 
@@ -113,7 +122,6 @@ def _repeats(ids: Sequence[int]) -> bool:
 
 
 ALIKE = "equal completions of a prompt earn equal rewards"
-RIGHT = "a right answer earns more than others"
 
 
 def alike(trainer: Any, made: Round, step: int) -> Finding:
@@ -124,22 +132,31 @@ def alike(trainer: Any, made: Round, step: int) -> Finding:
     apart = [max(r) - min(r) for r in seen.values() if len(r) > 1]
     if not apart:
         return Finding(ALIKE, "unsure", "no two completions of a prompt were equal", None, "grading")
-    wrong = [a for a in apart if a > 1e-6]
+    rewards = [reward_of(trainer, made, i)[1] for i in range(len(made.ids))]
+    wrong = [a for a in apart if a > tolerance(np.array(rewards))]
     said = f"{len(wrong)} of {len(apart)} sets of equal completions have different rewards, by up to {max(apart):.3g}"
     if wrong:
         return Finding(ALIKE, "fail", said, "reward-nondeterministic", "grading", step + 1)
     return Finding(ALIKE, "pass", said, None, "grading")
 
 
-def right(trainer: Any, made: Round, before: Before) -> Finding:
-    """Whether texts of the data's columns earn more than an empty reply, where completions of a prompt all earn the same."""
-    rewards, size = np.array([reward_of(trainer, made, i)[1] for i in range(len(made.inputs))]), trainer.num_generations
-    groups = rewards[: len(rewards) // size * size].reshape(-1, size)
-    if not before.best or not len(groups) or np.ptp(groups, 1).any():
-        return Finding(RIGHT, "pass" if before.best else "unsure", "rewards of a prompt differ", None, "grading")
-    earned = ", ".join(f"that of column {name!r} {value:.3g}" for name, value in before.best.items())
-    said = (
-        f"the completions of each of {len(groups)} prompts earn the same, {rewards.min():.3g} to {rewards.max():.3g}; as a "
-        f"completion, a text of the data earns at most so much above an empty reply, in {before.forms} forms: {earned}"
-    )
-    return Finding.of(RIGHT, ("reward-wrong" if max(before.best.values()) <= 1e-9 else None, said), "grading")
+def ended(trainer: Any, made: Round) -> list[Finding]:
+    """Whether completions end as sampled ones do, and those that a limit has cut off are trained as the settings say."""
+    found, cut = [], [cut_off(trainer, ids) for ids in made.ids]
+    if trainer.args.mask_truncated_completions:
+        trained_ = [i for i, was in enumerate(cut) if was and made.output["completion_mask"][i].any()]
+        told = f"of {sum(cut)} completions without an end token {len(trained_)} are trained"
+        check = "mask_truncated_completions keeps completions that a limit cuts off from the loss"
+        found.append(Finding.of(check, ("loss-mask-wrong" if trained_ else None, told), "rows"))
+    if trainer.rollout_func is not None:
+        most = max(map(len, made.ids), default=0)
+        last = [ids[-1] for ids, was in zip(made.ids, cut, strict=True) if was and len(ids) < most]
+        # A stop text would be the end of all of them.
+        lost = all(cut) and len(last) >= LEAST and len(set(last)) >= DIFFERENT_ENDS
+        told = f"{len(last)} of {len(cut)} completions end before the longest, with {len(set(last))} different tokens, and "
+        told += "none with an end token: it is lost between sampling and training, or they are tokenised again"
+        check = "completions of rollout_func keep the token that ends them"
+        found.append(
+            Finding.of(check, ("row-not-what-was-sampled", told) if lost else (None, f"{len(cut)} completions"), "rows")
+        )
+    return found

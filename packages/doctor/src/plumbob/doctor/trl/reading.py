@@ -45,6 +45,7 @@ class Reading:
     """What rewards show without a record."""
     trends: Trends = field(default_factory=lambda: Trends(Plan()))
     examined: int = 0
+    ended: bool = False
     of_trl: bool = True
     """Whether TRL made the records; else a trainer of the user's own."""
     script: list[str] = field(default_factory=list)
@@ -139,7 +140,8 @@ class Reading:
         grading, others, chance = self.grading, "rewards-of-other-rollouts", "reward-nondeterministic"
         if any(f.cause == others for f in grading):  # which is known of rewards that are the same in the same order
             grading = [dataclasses.replace(f, cause=others) if f.cause == chance else f for f in grading]
-        x.add("environment", *merged(grading))
+        # What a text earns among others says nothing of it, if the others decide.
+        x.add("environment", *sorted(merged(grading), key=lambda f: f.cause not in (others, chance)))
         x.add("records", *merged(self.found))
         if rows := self.trends.numbers.rows:
             x.add("trends", *map(self._in_words, self.trends.findings()))
@@ -164,7 +166,10 @@ class Reading:
             "options": self.options,
             "places": self.places,
             "limits": self.limits,
-            "grading": [{k: v for k, v in dataclasses.asdict(f).items() if k != "code"} for f in merged(self.grading)],
+            "ended": self.ended,
+            "examined": self.examined,
+            "found": [dataclasses.asdict(f) for f in merged(self.found)],
+            "grading": [dataclasses.asdict(f) for f in merged(self.grading)],
             "plan": dataclasses.asdict(self.trends.plan),
             "patience": self.trends.patience,
             "steps": self.trends.numbers.rows,
@@ -200,6 +205,8 @@ def of_folder(folder: Path) -> Reading:
     if not files:
         raise ValueError(f"{folder} has no records of training steps")
     reading, previous = _begun(files[0].parent), None
+    if reading.examined:  # with the weights of the run itself, which no record has
+        return reading
     for where, record in itertools.islice(read_all(folder), MOST_RECORDS):
         if isinstance(record, list):
             raise ValueError(f"{where}: {record[0]}; `validate {folder}` lists all mistakes")
@@ -226,15 +233,14 @@ def _begun(folder: Path) -> Reading:
         known: Mapping[str, Any] = json.loads((folder / COURSE).read_text())
     except (OSError, ValueError):
         return Reading(limits=[NOT_ENDED])
-    given: list[dict[str, Any]] = known["grading"]
-    grading = [Finding(**one) for one in given]
+    found, grading = ([Finding(**one) for one in known[name]] for name in ("found", "grading"))
     course = judge(known["steps"], Plan(**known["plan"]), patience=known["patience"])
     more: dict[str, Any] = {
         name: known.get(name) or kind() for name, kind in (("script", list), ("options", dict), ("places", dict))
     }
-    return Reading(
-        list(known["left_out"]), list(known["limits"]), grading=grading, trends=course, folder=folder, **more
-    )
+    limits = [*known["limits"], *([] if known["ended"] else [NOT_ENDED])]
+    more |= {"examined": known["examined"], "folder": folder}
+    return Reading(known["left_out"], limits, found, grading, course, **more)
 
 
 def finding_text(x: Examination, finding: Finding) -> str:

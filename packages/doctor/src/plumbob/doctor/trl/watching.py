@@ -19,6 +19,7 @@ from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
 from plumbob.doctor.trl.before import order
 from plumbob.doctor.trl.settings import narrowing
+from trl import GRPOTrainer
 
 
 @dataclass
@@ -130,10 +131,16 @@ class Watch:
         rewards = original(*given, **more)
         if self.round is not None and self.trainer.model.training:
             self.round.rewards, self.round.reward_weights = values(rewards), values(self.trainer.reward_weights)
-            if self._rescore and not more and self.trainer.environments is None:
+            own = type(self.trainer)._calculate_rewards is not GRPOTrainer._calculate_rewards
+            if self._rescore and not own and not more and self.trainer.environments is None:
                 self._rescore = False
                 with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
-                    turned = values(original(*(list(reversed(one)) for one in given)).flip(0))
+                    groups = len(given[0]) // self.trainer.num_generations
+                    half = (
+                        groups // 2 * self.trainer.num_generations
+                    )  # groups stay whole: a reward may compare within one
+                    parts = [part for part in (slice(half), slice(half, None)) if given[0][part]]
+                    turned = np.concatenate([values(original(*(one[p][::-1] for one in given)).flip(0)) for p in parts])
                     found = order(values(rewards), turned, lambda: self._again(original, given))
                     self.rescored = replace(found, step=None if found.verdict == "pass" else 1)
         return rewards
@@ -164,7 +171,7 @@ class Watch:
         ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(texts)["input_ids"]]
         with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
             rows = copy.deepcopy(inputs)
-            return values(trainer._calculate_rewards(rows, [row["prompt"] for row in rows], said, ids))
+            return values(GRPOTrainer._calculate_rewards(trainer, rows, [row["prompt"] for row in rows], said, ids))
         return None
 
     # Loss and gradient

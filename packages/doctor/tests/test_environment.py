@@ -210,7 +210,7 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "silence is right in some tasks": (
-        "paid",
+        "not-overpaid",
         {"grade": lambda t, task, m: float(not last(m)) if task.fields["answer"] < "b" else right(task, m)},
     ),
     "some answers with a capital": (
@@ -274,6 +274,7 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "as-read",
         {"train": [changed(task, answer=task.fields["answer"].upper()) for task in TRAIN]},
     ),
+    "silence earns nine tenths": ("empty", {"grade": pays(lambda task, m: not last(m), 0.9)}),
     "answers found anywhere": ("cheap", {"grade": pays(lambda task, m: task.fields["answer"] in last(m))}),
     "form outweighs the answer": (
         "cheap",
@@ -318,13 +319,10 @@ def test_a_fault_is_named_by_its_row(name):
         ("a proxy that fails", "tools-fail"),
         ("results of other calls", "tool-results-wrong"),
         ("results cut", "tool-results-wrong"),
-        ("silence is right in some tasks", "reward-exploitable"),
-        ("some answers with a capital", "oracle-fails"),
     ],
 )
-def test_causes_of_one_row_are_told_apart(name, cause):
-    row, parts = FAULTY[name]
-    assert examined(Toy(**parts))["fail"][row].cause == cause
+def test_results_that_tools_do_not_return_are_told_apart(name, cause):
+    assert examined(Toy(**FAULTY[name][1]))["fail"]["own-result"].cause == cause
 
 
 def test_every_row_has_a_fault_and_a_cause_of_the_catalogue():

@@ -128,7 +128,7 @@ CHANGES: list[tuple[str, Change, str, str, str]] = [
         trained(put("slopes", lambda t: -t.slopes)),
         "loss",
         "loss-differs-from-settings",
-        "opposite",
+        "slopes times -1",
     ),
     ("no slopes", trained(put("slopes", lambda t: None)), "loss", "no-gradient", ""),
     (

@@ -122,7 +122,7 @@ def test_a_record_holds_what_the_step_did(tmp_path):
         assert np.array_equal(tensor.reshape(-1)[torch.from_numpy(after[name].indices)].numpy(), after[name].after)
     records.write(first, tmp_path / "first.npz")
     tokens = sum(len(row.token_ids) for row in first.rows)
-    assert (tmp_path / "first.npz").stat().st_size < 20 * tokens + 4000 * len(weights)
+    assert (tmp_path / "first.npz").stat().st_size < 25 * tokens + 4000 * len(weights)
 
 
 @pytest.mark.slow

@@ -348,13 +348,11 @@ def _requests(x: Examined, out: Outcome) -> None:
     for rollout in x.record.rollouts:
         if sum(float(r.logprobs.sum()) for r in rollout.requests) < COPIES:
             seen[rollout.task, tuple(t for r in rollout.requests for t in r.token_ids.tolist())] += 1
-    if copies := seen.total() - len(seen):
-        told = f"{copies} rollouts are copies of others that are less likely than e^{COPIES:g} each"
-        return out.fail("groups-without-variety", told, "rollouts that are copied or have one seed")
     seeds = [seed for r in x.record.rollouts if r.requests and (seed := r.requests[0].sampling.seed) is not None]
-    if alike := len(seeds) - len(set(seeds)):
-        told = f"{alike} of {len(x.record.rollouts)} rollouts have the seed of another one"
-        return out.fail("groups-without-variety", told, "rollouts that have one seed")
+    copies, alike = seen.total() - len(seen), len(seeds) - len(set(seeds))
+    if copies or alike:
+        told = f"{copies} of {len(x.record.rollouts)} rollouts copy others, not by chance; {alike} have the seed of another"
+        return out.fail("groups-without-variety", told, "rollouts that are copied or have one seed")
     end = None if x.tokenizer is None else reference.end_of_turn(x.tokenizer)
     for request in (request for rollout in x.record.rollouts for request in rollout.requests):
         asked, ids = request.sampling, request.token_ids.tolist()
@@ -401,16 +399,11 @@ def pairing(x: Examined, out: Outcome) -> None:
         told = f"{cut} of {len(pairs)} rows are marked as cut off where their rollouts are not, or the other way round"
         return out.fail("signal-left-out", told)
     used, known = {rollout.name for _, rollout in pairs}, set[str]().union(*tasks.values())
-    length: dict[bool, list[int]] = {True: [], False: []}
-    for rollout in record.rollouts if record.processes == 1 else ():
-        if rollout.task in known:
-            length[rollout.name in used].append(sum(len(request.token_ids) for request in rollout.requests))
-    if len(length[False]) >= LEFT and np.mean(length[False]) > LONGER * np.mean(length[True]):
-        told = (
-            f"{len(length[False])} of {len(record.rollouts)} rollouts are left out of their groups; they have "
-            f"{np.mean(length[False]):.0f} sampled tokens, the others {np.mean(length[True]):.0f}"
-        )
-        out.fail("signal-left-out", told)
+    sizes = {r.name: sum(len(one.token_ids) for one in r.requests) for r in record.rollouts if r.task in known}
+    kept, left = ([n for name, n in sizes.items() if (name in used) is inside] for inside in (True, False))
+    if record.processes == 1 and len(left) >= LEFT and np.mean(left) > LONGER * np.mean(kept):
+        told = f"{len(left)} of {len(sizes)} rollouts are left out of their groups; they have {np.mean(left):.0f} sampled tokens"
+        out.fail("signal-left-out", f"{told}, the others {np.mean(kept):.0f}")
 
 
 ADVANTAGE = 1e-5

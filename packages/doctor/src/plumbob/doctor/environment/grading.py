@@ -16,8 +16,9 @@ FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
 FEWEST = 6
 """Fewest tasks in which a kind of transcript is judged, and fewest failures."""
-CHEAP_EARNS = 0.5
-"""Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn."""
+CHEAP_EARNS, EMPTY_EARNS = 0.5, 0.75
+"""Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn; and of the
+range of all rewards that an empty reply may earn. A reward of -1, 0 and 1 for wrong, no and right answers gives it half."""
 HALF = 0.5
 """Share of the reward that a right answer may lose by its letters, and of the tasks in which it may."""
 CONSTANT_EARNS = 0.8
@@ -69,12 +70,17 @@ def unpaid(m: Matrix) -> Evidence | None:
         f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(gone)} the former earn no "
         f"more, such as {', '.join(gone[:3])}"
     )
-    # Where silence mostly earns what right answers usually do, and something else earns less, it is paid too much.
-    usual = median(played.reward for played in m.kind(PERFECT).values()) if gone else 0.0
-    silent = sum(m.floor(i) >= usual - TOLERANCE for i in m.lifts if i not in m.paid)
-    less = bool(m.paid) or any(not alike(played.reward, usual) for played in m.kind("other words").values())
-    exploitable = usual > TOLERANCE and 2 * silent > len(gone) and less
-    return Evidence(text, cause="reward-exploitable" if exploitable else "") if gone else None
+    return Evidence(text) if gone else None
+
+
+def overpaid(m: Matrix) -> Evidence | None:
+    """Where silence mostly earns what right answers usually do, and something else earns less, it is paid too much."""
+    gone = [i for i in m.lifts if i not in m.paid]
+    usual = median(m.kind(PERFECT)[i].reward for i in m.paid or m.lifts) if m.lifts else 0.0
+    less = m.paid or any(not alike(played.reward, usual) for played in m.kind("other words").values())
+    silent = [i for i in gone if m.floor(i) >= usual - TOLERANCE] if less and usual > TOLERANCE else []
+    text = f"where right answers earn no more than an empty reply, it earns as much as they usually do, {usual:.3g}, in {{}}"
+    return refuted(silent, gone, lambda _: text, share=0.5)
 
 
 def as_read(m: Matrix) -> Evidence | None:
@@ -110,8 +116,15 @@ def _clean(m: Matrix) -> list[str]:
     return sorted(n for n in names if len(names) > 1 and mean(best, n) > 0 and mean(cheap, n) < mean(best, n) / 10)
 
 
+def empty(m: Matrix) -> Evidence | None:
+    low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
+    shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
+    text = f"an empty reply earns {fmean(shares or [0]):.0%} of the range from the worst transcript, {low:.3g}, to a right one"
+    return Evidence(text) if _surely(shares) > EMPTY_EARNS and not _clean(m) else None
+
+
 def _surely(shares: Sequence[float]) -> float:
-    """The mean, less its standard error."""
+    """The mean, less its standard error; 0 for a few."""
     return fmean(shares) - stdev(shares) / math.sqrt(len(shares)) if len(shares) >= FEWEST else 0.0
 
 

@@ -22,6 +22,7 @@ TABLE: tuple[Row, ...] = (
     Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", state.results, "tool", (PERFECT,)),
     Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.rewards, needs=(EMPTY,)),
     # Right answers are paid.
+    Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
     Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),
     Row("same-range", SAME, "evaluation-differs", tasks.same_range, needs=HELD),
     # Tasks differ, and neither they nor their order give anything away.
@@ -40,6 +41,7 @@ TABLE: tuple[Row, ...] = (
     # Right answers are read, however they are written, and wrong ones are not paid.
     Row("read", "An answer is read after numbers", "answers-not-parsed", grading.read),
     Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.as_read),
+    Row("empty", "An empty reply earns little", "reward-exploitable", grading.empty),
     Row("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", grading.cheap),
     Row("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", grading.near),
 )  # fmt: skip

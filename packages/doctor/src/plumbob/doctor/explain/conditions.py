@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from plumbob.doctor.explain.loop import Conditions, by_part, factor, still
+from plumbob.doctor.explain.loop import Conditions, factor, still
 from plumbob.doctor.record import Rollout, Row, Settings, StepRecord
 from plumbob.doctor.reference import advantages, loss, rows
 
@@ -73,7 +73,6 @@ def of_advantages(rows: Sequence[Row], settings: Settings, observed: np.ndarray,
         yield cause, f"baseline {baseline} and scale {scale}", advantages.expected(rows, other)
     spread, by = right.std() or 1.0, factor(observed, right)
     for what, predicted in (
-        ("the opposite sign", -right),
         ("rewards without a baseline", rewards),
         ("positive advantages alone", np.maximum(right, 0)),
         ("advantages that are normalised once more over the step", (right - right.mean()) / spread),
@@ -91,10 +90,7 @@ def _kl(tokens: loss.Tokens, settings: Settings, observed: np.ndarray) -> Predic
     policy, kl = loss.policy_slopes(tokens, settings), loss.kl_slopes(tokens, settings)
     if tokens.reference is None or not kl.any():
         return
-    yield "no KL term", policy
-    yield "a KL term of the opposite sign", policy - kl
-    yield "the KL term alone", kl
-    for estimator in ("k1", "k2", "k3"):
+    for estimator in (settings.kl_estimator, "k1", "k2", "k3"):
         other = loss.kl_slopes(tokens, settings, estimator)
         by = factor(observed - policy, other)
         yield f"the KL estimator {estimator} with a coefficient times {by:.3g}", policy + by * other
@@ -109,7 +105,6 @@ def _otherwise(t: loss.Tokens, settings: Settings, observed: np.ndarray, right: 
     for ratio, bound in itertools.product(("token", "sequence"), ("clip", "cap")):
         yield f"a ratio of each {ratio} with the bound {bound}", by(ratio=ratio, bound=bound)
     times = factor(observed, right)
-    yield "the opposite sign", -right
     yield "tokens with a positive advantage alone", np.where(t.advantages > 0, right, 0)
     yield f"slopes times {times:.3g}", times * right
     for what, term in (
@@ -122,7 +117,12 @@ def _otherwise(t: loss.Tokens, settings: Settings, observed: np.ndarray, right: 
 
 def of_microbatches(observed: np.ndarray, right: np.ndarray, microbatch: np.ndarray) -> Conditions:
     """`observed`, `right`: numbers of tokens or rows, and those of the settings. `microbatch`: the number of each one's."""
-    predicted, found = by_part(observed, right, microbatch)
+    predicted, found = right.copy(), []
+    for at in (microbatch == number for number in np.unique(microbatch)):
+        by = factor(observed[at], right[at])
+        if math.isfinite(by):
+            predicted[at] *= by
+            found.append(by)
     if found and max(found) - min(found) > 1e-3:
         what = f"a factor for each microbatch ({min(found):.3g} to {max(found):.3g})"
         yield "normaliser-depends-on-microbatches", what, predicted
@@ -157,7 +157,6 @@ def of_gradient(
         yield cause, f"a gradient without microbatch {k + 1} of {count}", right - parts[k]
         yield cause, f"the gradient of microbatch {k + 1} of {count} alone", parts[k]
         yield cause, "the mean of microbatches in place of their sum", right / count
-    yield "loss-differs-from-settings", "the opposite sign", -right
     by = factor(observed, right)
     yield "loss-differs-from-settings", f"a gradient times {by:.3g}", by * right
     if before is not None:  # gradients that are not cleared are added to; clipping may have made them smaller

@@ -103,15 +103,3 @@ def still(observed: np.ndarray, expected: np.ndarray, tensors: Mapping[str, slic
     for name in found:
         predicted[tensors[name]] = 0
     return found, predicted
-
-
-def by_part(observed: np.ndarray, expected: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, list[float]]:
-    """What is expected, times a factor for each part (a number of each value), and the finite ones of these factors."""
-    predicted, found = expected.copy(), []
-    for number in np.unique(part):
-        at = part == number
-        by = factor(observed[at], expected[at])
-        if np.isfinite(by):
-            predicted[at] *= by
-            found.append(by)
-    return predicted, found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,6 @@ LOGGED = {
 }
 """Name in TRL's log -> name of the same number in the table of trends."""
 LIMIT = "max_completion_length"
-TAIL, DIFFERENT = 64, 0.5
-"""A completion repeats itself if fewer than this share of the sequences of four tokens in its tail are different."""
 TINY = 0.02
 LEAST, DIFFERENT_ENDS = 8, 3
 """Fewest completions without an end token, and different tokens at their ends, that no limit and no stop text explains."""
@@ -94,7 +91,6 @@ def row_of(trainer: Any, made: Round, before: np.ndarray, after: np.ndarray, ste
         "rollout/sampled_tokens": statistics.fmean(map(len, made.ids)) if made.ids else 0.0,
         "rollout/truncated_share": cut,
         f"rollout/stopped/{LIMIT}": cut,
-        "rollout/repetitive_share": statistics.fmean(map(_repeats, made.ids)) if made.ids else 0.0,
         "optimizer/updates": 1.0,
         "optimizer/update_rms": float(np.sqrt(np.mean(moved**2))),
         "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(before), 1e-30)),
@@ -113,12 +109,6 @@ def row_of(trainer: Any, made: Round, before: np.ndarray, after: np.ndarray, ste
         failures = trainer._metrics["train"].get("tools/failure_frequency") or [0.0]
         row["rollout/tool_errors"] = failures[-1] * row["rollout/tool_calls"]
     return row
-
-
-def _repeats(ids: Sequence[int]) -> bool:
-    tail = ids[-TAIL:]
-    fours = [tuple(tail[i : i + 4]) for i in range(len(tail) - 3)]
-    return len(tail) == TAIL and len(set(fours)) < DIFFERENT * len(fours)
 
 
 ALIKE = "equal completions of a prompt earn equal rewards"

@@ -22,6 +22,8 @@ trl = pytest.importorskip("trl")
 import plumbob.doctor  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
+from plumbob.doctor.trl.answers import plain, said  # noqa: E402
+from plumbob.doctor.trl.reading import of_folder  # noqa: E402
 
 pytestmark = pytest.mark.trl
 
@@ -145,6 +147,8 @@ HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "plain texts": lambda: {"data": Dataset.from_list([{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)])},
     "tools": tools,
+    "a form of its own": lambda: {"reward": [in_tags, by_length], "data": asks_for_tags(), "temperature": 1.0},
+    "tests of programs": lambda: {"reward": passes, "data": rows().add_column("tests", [f"assert f({i})" for i in range(32)])},
     "rewards that compute, and of the form": lambda: {
         "reward": [countdown, of_form], "temperature": 1.0,
         "data": rows().map(lambda row, i: {"target": 2 * i + 5, "nums": [i, i + 5, 3]}, with_indices=True),
@@ -158,6 +162,16 @@ def attached(folder: Path, setting: dict[str, Any]) -> Any:
     doctor = plumbob.doctor.attach(trainer, rescore=True)
     trainer.train()
     return doctor
+
+
+def test_an_answer_is_read_where_it_is_marked() -> None:
+    assert plain("1,200.0") == plain("$1200") == "1200"
+    assert plain("Blue.") == plain("blue")
+    assert said("12 + 5 = 17\n#### 18", "17") == "18"
+    assert (
+        said(r"so \boxed{17} of 20", "17") == said("<answer>\n17\n</answer>", "17") == said("It is 17.", "17") == "17"
+    )
+    assert said("first\nBlue.", "blue") == "blue"
 
 
 @pytest.mark.slow
@@ -505,6 +519,47 @@ def once(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [reward * (text not in texts[:k]) for k, (reward, text) in enumerate(zip(own, texts, strict=True))]
 
 
+def sums(count: int = 64) -> Dataset:
+    """What the model was taught: about half of its answers are right."""
+    told = [((7 * i) % 12 + 2, (5 * i) % 11 + 2) for i in range(count)]
+    return Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "answer": str(a + b),
+          "solution": f"{a} + {b} = {a + b}\n#### {a + b}"} for a, b in told]
+    )  # fmt: skip
+
+
+def distance(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """The sign is missing: a right answer earns nothing."""
+    found = [re.findall(r"\d+", c[-1]["content"]) for c in completions]
+    return [min(abs(int(f[-1]) - int(a)), 20) / 20 if f else 0.5 for f, a in zip(found, answer, strict=True)]
+
+
+def in_tags(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Answers in a form of its own, for which prompts ask."""
+    return [float(f"<SOLUTION>{a}</SOLUTION>" in c[-1]["content"]) for c, a in zip(completions, answer, strict=True)]
+
+
+def passes(completions: list[Any], tests: list[str], **_: Any) -> list[float]:
+    """Programs are run: no text of a column is a right one."""
+    return [0.01 * len(set(c[-1]["content"])) + ("assert" in t and "return" in c[-1]["content"])
+            for c, t in zip(completions, tests, strict=True)]  # fmt: skip
+
+
+def asks_for_tags() -> Dataset:
+    told = {"role": "system", "content": "Put the answer in <SOLUTION></SOLUTION>."}
+    return sums().map(lambda row: {"prompt": [told, *row["prompt"]]})
+
+
+class TrainsTruncated(trl.GRPOTrainer):
+    """The comparison that finds completions which the limit has cut off is off by one."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self.mask_truncated_completions = False
+        output = super()._generate_and_score_completions(inputs)
+        self.mask_truncated_completions = True
+        return output
+
+
 def rendered() -> dict[str, Any]:
     """Prompts that hold what the template has made of them already."""
     from transformers import AutoTokenizer
@@ -696,6 +751,15 @@ FAULTS = (
     Fault("copies earn nothing", ("rewards-of-other-rollouts",), "", lambda: {"reward": once, "temperature": 0.7}),
     Fault("a least number of tokens", ("sampling-altered",), "", lambda: {"generation_kwargs": {"min_new_tokens": 24}}),
     Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
+    Fault("a distance without its sign", ("reward-wrong",), "discuss.huggingface.co/t/139165",
+          lambda: {"reward": distance, "data": sums(), "temperature": 1.0, "max_steps": 8}),
+    Fault("answers are the first number of the solution", ("reward-wrong",), "",
+          lambda: {"reward": rewards, "data": sums().map(lambda row: {"answer": row["solution"].split()[0]})}),
+    Fault("four rows again and again", ("few-distinct-tasks",), "",
+          lambda: {"data": Dataset.from_list(rows(4).to_list() * 16)}),
+    Fault("truncated completions are trained", ("loss-mask-wrong",), "",
+          lambda: {"kind": TrainsTruncated, "mask_truncated_completions": True, "max_completion_length": 20}),
+    Fault("decay that takes the weights away", ("learning-rate-too-high",), "", lambda: {"weight_decay": 1000.0}),
     Fault("a template applied twice", ("prompt-incomplete",), "", rendered),
 )  # fmt: skip
 
@@ -707,6 +771,7 @@ def test_a_fault_is_named(fault: Fault, tmp_path: Path) -> None:
     x = doctor.examination
     assert x.causes[:1] and x.causes[0] in fault.accepted, [f for _, f in x.ranked()]
     assert not [f for _, f in x.found if f.verdict == "error"]
+    assert of_folder(tmp_path / "plumbob_records").examination().causes == x.causes
 
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/trl.md"

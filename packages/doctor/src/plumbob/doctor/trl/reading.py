@@ -231,9 +231,9 @@ def of_folder(folder: Path) -> Reading:
 def _begun(folder: Path) -> Reading:
     try:
         known: Mapping[str, Any] = json.loads((folder / COURSE).read_text())
-    except (OSError, ValueError):
+        found, grading = ([Finding(**one) for one in known[name]] for name in ("found", "grading"))
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or one of an earlier version
         return Reading(limits=[NOT_ENDED])
-    found, grading = ([Finding(**one) for one in known[name]] for name in ("found", "grading"))
     course = judge(known["steps"], Plan(**known["plan"]), patience=known["patience"])
     more: dict[str, Any] = {
         name: known.get(name) or kind() for name, kind in (("script", list), ("options", dict), ("places", dict))

@@ -224,7 +224,7 @@ def test_the_file_of_vf_rl(folder, monkeypatch, capsys):
     (text,) = FILES
     (folder / "gsm8k.toml").write_text(text)
     command, arguments = small(["train", "--config", "gsm8k.toml"])
-    assert settings_of(arguments).vllm_gpus == "1"
+    assert settings_of(arguments).engine == "vllm"
     run_here(command, folder, monkeypatch, capsys)
     assert tomllib.loads(text)["microbatch_tokens"] == check_run(folder / "runs", arguments).microbatch_tokens
 

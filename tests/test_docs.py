@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import typer.core
 from plumbob.trainer.cli.train import app, configure
+from plumbob.trainer.config.options import flag
+from plumbob.trainer.config.removed import REMOVED
 from plumbob.trainer.run_files.metric_names import METRICS, describe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +36,14 @@ def commands_of(page: Path) -> list[list[str]]:
     ]
 
 
-COMMANDS = {shlex.join(c): c for page in PAGES for c in commands_of(page)}
+COMMANDS = {
+    shlex.join(c): c
+    for page in PAGES
+    for c in commands_of(page)
+    # What the lab has run is told as it was run, with options of its day.
+    if "results/lab" not in str(page)
+    or not {flag(name) for name in REMOVED if "any" not in REMOVED[name].values} & set(c)
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -80,7 +89,7 @@ def test_the_reference_pages_are_what_the_code_says():
 def test_every_metric_of_a_run_has_a_meaning(tmp_path):
     """Two runs with most of what adds metrics."""
     for name, options in (
-        ("full", ["--kl-beta", "0.01", "--kl-estimator", "reward", "--zero-signal", "refill"]),
+        ("full", ["--kl-beta", "0.01", "--zero-signal", "refill"]),
         ("lora", ["--peft", "--num-minibatches", "2", "--importance-correction", "sequence_mask"]),
     ):
         sizes = ["--max-steps", "1", "--batch-size", "16", "--gradient-accumulation-steps", "1", "--eval-examples", "4"]

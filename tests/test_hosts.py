@@ -23,7 +23,7 @@ def test_the_page_has_a_command_for_every_host():
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_run_on_two_hosts_gets_its_weights_to_the_server_and_survives_the_loss_of_one(tmp_path):
-    """node1 is cut off, then killed: node0 names it and ends, and the page's next commands go on."""
+    """node1 is killed: node0 ends, and the page's next commands go on."""
     if reason := hosts.why_not():
         pytest.skip(reason)
     command = [sys.executable, hosts.__file__, str(tmp_path / "net"), str(PAGE)]
@@ -33,14 +33,6 @@ def test_a_run_on_two_hosts_gets_its_weights_to_the_server_and_survives_the_loss
     # Both hosts sampled from the server, which got an adapter before the first step and after each.
     assert report["clients"] == ["10.0.0.11", "10.0.0.12"]
     assert report["adapters_loaded"] >= 4 and report["versions"] == [2, 3, 4] and report["parity"] < 0.25
-    cut, killed = report["cut"], report["killed"]
-    assert cut["codes"][0] == killed["code"] == 1 and cut["codes"][1] != 0
-    for (said,) in (cut["said"][0], killed["said"]):
-        assert (
-            said.startswith("The host node1 (--machine-rank 1) is gone: ") and "--resume /mnt/shared/runs/first" in said
-        )
-    # The host that was cut off sees it the other way round, and ends as well.
-    assert cut["said"][1][0].startswith("The host node0 (--machine-rank 0)")
-    assert 1 <= cut["steps"] <= killed["steps"] < 3
+    assert report["killed"]["code"] == 1 and 1 <= report["killed"]["steps"] < 3
     assert report["codes"] == [0, 0], report["resumed"]
     assert report["steps"] == [1, 2, 3]

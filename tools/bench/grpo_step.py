@@ -7,7 +7,8 @@
 
 A step has 128 questions with 8 completions each of at most 320 tokens, temperature 1, all weights at rate 2e-6 (LoRA r16:
 5e-5), dr_grpo without scaling, bf16 over float32 weights. Arms: `plumbob` is `train gsm8k --engine auto`; `plumbob-vllm` is
-`train gsm8k --engine vllm`, which starts a server on the same GPU; `trl-vllm` is TRL's GRPOTrainer with vLLM in its process
+`train gsm8k --engine vllm`, which starts a server on the same GPU (vLLM 0.25 needs ray for it);
+`trl-vllm` is TRL's GRPOTrainer with vLLM in its process
 (colocate); `trl` is the same with transformers' own generation. All have the same prompts and the same reward.
 
 With `--shape` the model has random weights of that shape, and the tokenizer of the folder. Such a model solves nothing, and
@@ -65,7 +66,6 @@ def plumbob_arm(args: argparse.Namespace, name: str) -> arms.Arm:
             f"{name}-{time.time():.0f}",
         ),
         *("--learning-rate", str(trl_arm.rate(args)), *(("--peft",) if args.lora else ())),
-        *(("--vllm-sync", "disk") if engine == "vllm" and not args.lora else ()),
         *(("--trained-reward", "random") if args.shape else ()),
         *shlex.split(args.plumbob_options),
     ]

@@ -26,6 +26,7 @@ from typing import Any
 
 from plumbob.testing.faulty.catalogue import FAULTS
 from plumbob.testing.faulty.fault import BASE
+from plumbob.testing.faulty.sites import UNJUDGED
 
 ENVS = ("gsm8k", "musique")
 SIZE = "--batch-size 32 --gradient-accumulation-steps 1 --save-steps 1000"
@@ -88,11 +89,13 @@ def one(arm: Arm, command: str, arguments: list[str]) -> None:
     with ExitStack() as stack:
         for name in arm.faults:
             FAULTS[name].start(stack, env)
-        # The predecessor had no check of its syncs, so that none ends a run here.
-        unjudged = ["--parity-limit", "1e6"] if arm.faults and command == "train" else []
+        for place, limit in (
+            UNJUDGED if arm.faults else ()
+        ):  # the predecessor had no check of its syncs: none ends a run here
+            place.install(stack, env, limit)
         app = doctor_command.app if command == "doctor" else train_command.app
         own = arm.options.split() if env in ENVS else []  # a finished run has its options in its folder
-        run_app(command, app, [*arguments, *own, *unjudged])
+        run_app(command, app, [*arguments, *own])
 
 
 def command_of(env: str, seed: int) -> list[str]:

@@ -1,5 +1,6 @@
 """The taskset as verifiers, the trainer and the evaluation meet it."""
 
+import asyncio
 import importlib
 import json
 import sys
@@ -8,6 +9,7 @@ from importlib.metadata import entry_points
 import pytest
 import verifiers.v1 as vf
 import vf_musique
+from plumbob.retrieval import Retriever
 from plumbob.rollout import tasksets
 from vf_musique import MusiqueTaskset
 from vf_musique.taskset import MusiqueConfig
@@ -93,6 +95,16 @@ def test_only_the_hub_imports_datasets(monkeypatch, kit, write):
     monkeypatch.setitem(sys.modules, "datasets", None)  # importing it now fails
     assert kit.tasks(num_examples=2)
     assert kit.tasks(datasets=write(kit.record()))
+
+
+def test_rollouts_share_the_retriever_that_was_prepared(kit, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(Retriever, "prepare", lambda self: prepared.append(self))
+    (task,) = kit.tasks(num_examples=1)
+    task.prepare_rollouts()
+    toolset = task.toolsets(task.config)[0]
+    asyncio.run(toolset.setup_task(task.data))
+    assert prepared == [toolset.retriever] and set(toolset.documents) == {d.id for d in task.data.documents}
 
 
 def test_a_wrong_model_fails_at_load_and_not_in_every_rollout(tmp_path):

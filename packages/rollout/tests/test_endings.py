@@ -396,3 +396,11 @@ def test_waiting_for_a_slot_is_not_the_policys_time(qwen, kit):
     skipped, closer = [0.0], qwen.id_of(qwen.closer)
     traces = asyncio.run(main())
     assert skipped[0] == 800.0 and all(trace.ok and trace.stop_condition == "agent_completed" for trace in traces)
+
+
+def test_a_row_knows_how_long_its_tools_took(play):
+    trace, _ = play([("kit_note_slowly", {"word": "x", "seconds": 0.1}), ("kit_note_slowly", {"word": "y"}), "x"])
+    row = to_sample(trace, "g")
+    assert 0.12 <= row.tool_seconds < row.seconds
+    trace, _ = play(["x"])
+    assert to_sample(trace, "g").tool_seconds == 0

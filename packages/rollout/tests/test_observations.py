@@ -6,7 +6,7 @@ import json
 
 import pytest
 import verifiers.v1 as vf
-from plumbob.rollout import Limits, Sampling, derive_seed, run_group, run_rollout, to_sample
+from plumbob.rollout import Limits, Sampling, chat, derive_seed, run_group, run_rollout, to_sample
 
 
 def observations(trace):
@@ -123,9 +123,9 @@ def test_llama_sees_its_mistakes_too(play, families):
 @pytest.mark.parametrize("result", ["a b " * 2_000_000, "\N{OLD ITALIC LETTER A}" * 3_000_000], ids=["words", "rare"])
 def test_a_result_that_no_context_holds_is_cut_before_it_is_tokenised(play, qwen, kit, monkeypatch, result):
     read = []
-    original = type(qwen.tokenizer).__call__
+    original = chat.tokenised
     monkeypatch.setattr(
-        type(qwen.tokenizer), "__call__", lambda self, text, **k: (read.append(len(text)), original(self, text, **k))[1]
+        chat, "tokenised", lambda tokenizer, text: (read.append(len(text)), original(tokenizer, text))[1]
     )
     task = kit.Task(kit.Data(prompt="Go.", results=[result]))
     trace, _ = play([("kit_fetch", {}), "The end."], task, max_context=5000)

@@ -181,17 +181,7 @@ def scored(components, weights, group="g"):
 def test_truncated_samples_are_penalised_and_others_are_the_same_objects():
     rows = [sample(1.0, "a"), sample(1.0, "a", truncated=True)]
     for overlong in ("keep", "mask"):
-        assert shape_rewards(rows, overlong=overlong) == rows
-    shaped = shape_rewards(rows, overlong="penalise")
+        assert shape_rewards(rows, overlong) == rows
+    shaped = shape_rewards(rows, "penalise")
     assert [s.reward for s in shaped] == [1.0, 0.0] and shaped[0] is rows[0]
     assert rows[1].reward == 1.0
-
-
-def test_kl_comes_off_the_reward_and_gives_equal_rewards_a_signal():
-    rows = [sample(1.0, "a"), sample(1.0, "a")]
-    shaped = shape_rewards(rows, overlong="keep", kl_beta=0.1, kl_sums=[2.0, -1.0])
-    assert [s.reward for s in shaped] == pytest.approx([0.8, 1.1])
-    assert compute_advantages(shaped).values == pytest.approx([-0.15, 0.15])
-    assert shape_rewards(rows, overlong="keep", kl_beta=0.0, kl_sums=[2.0, -1.0]) == rows
-    with pytest.raises(ValueError, match="2 samples need as many KL sums, got 1"):
-        shape_rewards(rows, overlong="keep", kl_beta=0.1, kl_sums=[2.0])

@@ -11,7 +11,7 @@ from plumbob.trainer.algorithm.losses import LOSSES, LossInputs, Objective, poli
 from plumbob.trainer.config.train import TrainConfig
 
 LOSS_TYPES = tuple(LOSSES)
-ESTIMATORS = ["k1", "k2", "k3"]
+ESTIMATORS = ["k2", "k3"]
 
 
 def objective(loss_type, **settings) -> Objective:
@@ -203,7 +203,6 @@ def test_an_objective_has_its_loss_types_bounds_and_no_kl_where_the_reward_has_i
     assert of(loss_type="cispo") == Objective("cispo", 0.2, 4.0)
     assert of(loss_type="dapo", epsilon_high=0.28) == Objective("dapo", 0.2, 0.28)
     assert of(kl_beta=0.1) == Objective("dr_grpo", 0.2, 0.2, 0.1, "k2")
-    assert of(kl_beta=0.1, kl_estimator="reward") == Objective("dr_grpo", 0.2, 0.2, 0.0, "k1")
     assert of(kl_beta=0.1, kl_estimator="k3").kl_estimator == "k3"
 
 
@@ -227,14 +226,6 @@ def expectations(seed: int, estimator: str):
     }
     gradients = {name: torch.autograd.grad(v, logits, retain_graph=True)[0] for name, v in scalars.items()}
     return scalars, gradients
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_k1_is_right_in_value_and_in_the_reward_and_no_loss_at_all(seed):
-    scalars, gradients = expectations(seed, "k1")
-    torch.testing.assert_close(scalars["in_loss"], scalars["forward"])
-    torch.testing.assert_close(gradients["in_reward"], gradients["forward"])
-    assert gradients["in_loss"].norm() < 1e-12 < gradients["forward"].norm()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -106,7 +106,7 @@ def test_a_failure_ends_in_one_cause_and_what_to_do(told, found, tmp_path):
     words = " ".join(out.split())
     assert CAUSES["advantages-wrong"].advice("lookup", "tiny") in words
     assert "Further failures, which may be consequences of this cause: - weights-not-synced" in words
-    written = html.unescape(page.read_text())
+    written = " ".join(html.unescape(page.read_text()).split())
     assert "advantages-wrong" in written and CAUSES["advantages-wrong"].sentence in written
 
 

@@ -28,19 +28,13 @@ def failed_settings(**settings) -> list[str | None]:
 @pytest.mark.parametrize(
     ("settings", "cause"),
     [
-        ({"kl_beta": 0.1, "kl_estimator": "k1"}, "kl-term-wrong"),
         ({"warmup_steps": 400}, "learning-rate-too-low"),
-        ({"peft": True, "lora_alpha": 1, "lora_r": 64, "learning_rate": None}, "learning-rate-too-low"),
         ({"weight_decay": 100.0}, "learning-rate-too-high"),
-        ({"keep_best": "policy/entropy"}, "saved-model-differs"),
         ({"batch_size": 8, "gradient_accumulation_steps": 1}, "too-little-signal"),
     ],
 )
 def test_settings_that_are_wrong_by_themselves(settings, cause) -> None:
-    config = {"learning_rate": 3e-4, **settings}
-    rate = config.pop("learning_rate")
-    found = settings_checks.checks(dataclasses.replace(TrainConfig(), learning_rate=rate, max_steps=40, **config))
-    assert [f.cause for f in found if f.cause] == [cause]
+    assert failed_settings(**settings) == [cause]
 
 
 def test_settings_that_are_right() -> None:

@@ -19,6 +19,7 @@ from plumbob.trainer.cli import gather
 from plumbob.trainer.cli.train import app as train_app
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.errors import SyncError
+from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.run_files.run_directory import lock_directory, read_lines, read_metrics
 from plumbob.trainer.run_files.stopped import STOPPED
@@ -215,9 +216,10 @@ def test_a_run_that_stops_in_its_first_step_says_why(doctor, tmp_path: Path, mon
     assert loop.run(settings(tmp_path, max_steps=1), run) == 0 and not (run / STOPPED).exists()
 
 
-def test_a_set_up_that_fails_says_why_too(doctor, tmp_path: Path) -> None:
+def test_a_set_up_that_fails_says_why_too(doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransformersEngine, "score", lambda self, ids: [0.0] * (len(ids) - 1))
     with pytest.raises(UserError, match="before the first step"):
-        loop.run(settings(tmp_path, parity_limit=1e-12))
+        loop.run(settings(tmp_path))
     code, text, _ = doctor(tmp_path / "r", "--without-model")
     assert code == 1 and "Cause: engine-trainer-mismatch" in text and "in the set-up" in text
 

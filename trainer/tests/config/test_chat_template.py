@@ -1,8 +1,7 @@
-"""--chat-template and --chat-template-args: from the command line to every rendering, and into the run's files."""
+"""--chat-template: from the command line to every rendering, and into the run's files."""
 
 import asyncio
 import json
-import shlex
 import socket
 import subprocess
 import sys
@@ -25,19 +24,19 @@ from plumbob.trainer.cli import train as train_cli
 from plumbob.trainer.config.chat_template import (
     RECORDED,
     TemplateChoice,
-    read_values,
+    read_parts,
     unchanged,
     with_calls_as_text,
     with_values,
 )
 from plumbob.trainer.config.evaluate import EvaluateConfig
+from plumbob.trainer.config.options import read_toml, settings_in
 from plumbob.trainer.config.serve import ServeConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import join_world
 from plumbob.trainer.doctor.live import load_subject
 from plumbob.trainer.evaluation.run import run as evaluate
 from plumbob.trainer.inference.load import load_engine
-from plumbob.trainer.inference.vllm import vf_vllm
 from plumbob.trainer.policy.loading import load_tokenizer
 from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
 from plumbob.trainer.rollouts.templates import check_template
@@ -82,13 +81,33 @@ def test_values_are_json_or_text():
         "g": "NaN",
         "h": "k=v",
     }
-    assert read_values(pairs) == expected
+    assert read_parts(pairs) == (None, expected)
+    assert read_parts(["a=1", "./x.jinja"]) == ("./x.jinja", {"a": 1})
 
 
-@pytest.mark.parametrize("pair", ["enable_thinking", "=1", "a b=1", "messages=[]", "tools=[]"])
-def test_what_is_no_variable_is_refused(pair):
-    with pytest.raises(UserError, match="--chat-template-args"):
-        TrainConfig(chat_template_args=(pair,))
+@pytest.mark.parametrize("parts", [("messages=[]",), ("tools=[]",), ("one.jinja", "two.jinja")])
+def test_what_cannot_be_set_and_a_second_file_are_refused(parts):
+    with pytest.raises(UserError, match="--chat-template"):
+        TrainConfig(chat_template=parts)
+
+
+@pytest.mark.parametrize("part", ["enable_thinking", "=1", "a b=1"])
+def test_what_is_no_variable_is_taken_for_a_file(part):
+    with pytest.raises(UserError, match="there is no file .* a variable is given as NAME=VALUE"):
+        TemplateChoice((part,)).check()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'chat_template = ["x.jinja", "a=false", "b=1"]',
+        'chat_template = "x.jinja"\nchat-template-args = { a = false, b = 1 }',
+    ],
+)
+def test_a_file_of_settings_may_have_file_and_variables_apart_as_older_ones_have(tmp_path, text):
+    (tmp_path / "x.toml").write_text(text)
+    assert read_toml(tmp_path / "x.toml", TrainConfig) == {"chat_template": ["x.jinja", "a=false", "b=1"]}
+    assert settings_in(text, TrainConfig) == {"chat_template": ["x.jinja", "a=false", "b=1"]}
 
 
 JSON = st.recursive(
@@ -102,7 +121,7 @@ JSON = st.recursive(
 @given(value=JSON, start=st.sampled_from(["", "\n", "  \n ", "{#- -#} ", "{%- set x = 1 %}"]))
 def test_a_template_with_values_renders_as_if_a_caller_gave_them(value, start):
     template = start + "{{ value is defined }} {{ value | tojson }}\n{% for m in messages %}{{ m.content }}{% endfor %}"
-    asked = with_values(template, read_values([f"value={json.dumps(value)}"]))
+    asked = with_values(template, read_parts([f"value={json.dumps(value)}"])[1])
     assert rendered(asked) == rendered(template, value=value)
     assert rendered(asked, value="mine") == rendered(template, value="mine")  # a caller comes first
     assert rendered(with_values(asked, {"value": 7})) == rendered(template, value=7)  # and so does a later choice
@@ -113,7 +132,7 @@ def test_a_template_with_values_renders_as_if_a_caller_gave_them(value, start):
 
 @pytest.mark.slow
 def test_the_options_reach_every_chat(tmp_path, plain):
-    options = {"chat_template": str(plain), "chat_template_args": ("mood=calm",)}
+    options = {"chat_template": (str(plain), "mood=calm")}
     template = TemplateChoice(*options.values())
     chats = [load_server("tiny", template=template).chat]
     with serving(Double()) as url:
@@ -168,28 +187,31 @@ import sys
 from plumbob.console import UserError
 from plumbob.trainer.cli.train import check_before_loading, configure
 try:
-    check_before_loading(*configure({"env": "lookup", "chat_template": "nowhere.jinja"}))
+    check_before_loading(*configure({"env": "lookup", "chat_template": ["nowhere.jinja"]}))
 except UserError as error:
     print(error, "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.strip() == "there is no file nowhere.jinja (--chat-template) False"
+    assert (
+        done.stdout.strip()
+        == "there is no file nowhere.jinja (--chat-template; a variable is given as NAME=VALUE) False"
+    )
 
 
 def test_a_template_that_cannot_hold_a_conversation_is_one_sentence(tmp_path):
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages[0].content }}")
     with pytest.raises(UserError, match="chat template cannot be used: .*drops an assistant message"):
-        load_server("tiny", template=TemplateChoice(str(file)))
+        load_server("tiny", template=TemplateChoice((str(file),)))
 
 
 def test_a_chat_server_gets_values_and_no_template():
     with pytest.raises(UserError, match="give --chat-template to the server"):
-        EvaluateConfig(envs=("lookup",), engine="openai", chat_template="x.jinja")
+        EvaluateConfig(envs=("lookup",), engine="openai", chat_template=("x.jinja",))
 
 
 def test_a_request_may_set_variables_of_the_template(plain):
-    server = load_server("tiny", template=TemplateChoice(str(plain), ("mood=calm",)))
+    server = load_server("tiny", template=TemplateChoice((str(plain), "mood=calm")))
     ask = {"model": "tiny", "messages": HELLO, "max_tokens": 1}
 
     async def main():
@@ -207,23 +229,6 @@ def test_a_request_may_set_variables_of_the_template(plain):
     usual, other = asyncio.run(main())
     assert usual == len(server.chat.prompt(HELLO, []).token_ids)
     assert other == len(server.chat.prompt(HELLO, [], {"mood": "very very calm"}).token_ids) > usual
-
-
-def test_vf_vllm_passes_both_on(plain):
-    def planned(text, known=None):
-        return shlex.join(vf_vllm.plan(shlex.split(text), {}, known).argv)
-
-    command = planned(
-        f"-m tiny --chat-template {plain} --chat-template-args enable_thinking=false --chat-template-args n=2"
-    )
-    assert '--default-chat-template-kwargs \'{"enable_thinking": false, "n": 2}\'' in command
-    assert f"--chat-template {plain}" in command and "--chat-template-args" not in command
-    assert "--default-chat-template-kwargs" not in planned("-m tiny --chat-template '{{ messages }}'")
-    with pytest.raises(UserError, match="there is no file nowhere"):
-        planned("-m tiny --chat-template nowhere.jinja")
-    with pytest.raises(UserError, match="install a newer vLLM"):
-        planned("-m tiny --chat-template-args a=1", known="enable_scale_out")
-    assert "default-chat" in planned("-m tiny --chat-template-args a=1", known="default_chat_template_kwargs")
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------
@@ -295,7 +300,7 @@ def test_every_command_says_that_calls_are_not_read_before_the_first_step(tmp_pa
 
 def test_serve_says_it_and_serves_what_needs_no_tools(tmp_path, capsys):
     (tmp_path / "unread.jinja").write_text(UNREAD)
-    for template, said in ((TemplateChoice(str(tmp_path / "unread.jinja")), True), (TemplateChoice(), False)):
+    for template, said in ((TemplateChoice((str(tmp_path / "unread.jinja"),)), True), (TemplateChoice(), False)):
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot listen on"):
             asyncio.run(serve_cli._serve(ServeConfig(port=taken.getsockname()[1]), template))
         shown = " ".join(capsys.readouterr().err.split())
@@ -319,7 +324,7 @@ def test_thinking_that_a_chat_server_would_drop_is_said():
 @pytest.mark.slow
 def test_a_run_keeps_its_template_whatever_becomes_of_the_file(tmp_path, plain, capsys):
     config = TrainConfig(
-        chat_template=str(plain), chat_template_args=("mood=calm",), max_steps=1, batch_size=8, num_generations=4,
+        chat_template=(str(plain), "mood=calm"), max_steps=1, batch_size=8, num_generations=4,
         gradient_accumulation_steps=1, max_tokens=8, max_turns=2, eval_examples=0, output_dir=str(tmp_path), run_name="r",
     )  # fmt: skip
     assert train(config) == 0
@@ -341,13 +346,18 @@ def test_a_run_keeps_its_template_whatever_becomes_of_the_file(tmp_path, plain, 
     rows = [load_tokenizer("tiny").decode([i for node in r["nodes"] for i in node["token_ids"]]) for r in records]
     assert all("<|im_start|>assistant\n(calm) " in row and "!<|im_end|>" not in row for row in rows)
     with pytest.raises(UserError, match="keeps the run's own --chat-template"):
-        train_cli.configure({"resume": str(run), "chat_template": "other.jinja"})
+        train_cli.configure({"resume": str(run), "chat_template": ["other.jinja"]})
 
 
 def test_an_evaluation_keeps_its_template(tmp_path, plain, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = EvaluateConfig(
-        envs=("lookup",), num_examples=2, max_tokens=8, chat_template=str(plain), output_dir=str(tmp_path), run_name="e"
+        envs=("lookup",),
+        num_examples=2,
+        max_tokens=8,
+        chat_template=(str(plain),),
+        output_dir=str(tmp_path),
+        run_name="e",
     )
     assert evaluate(config) == 0
     assert capsys.readouterr().err.count("has no place for tools") == 1

@@ -210,7 +210,7 @@ def _values(f: dataclasses.Field) -> list:
     by_type = {bool: [True, False], int: [1, 3], float: [0.25, 0.9], str: ["x", 'quo"ted, name', "ünï/code"]}
     low = {"env": ["lookup", "gsm8k"], "max_staleness": [0]}
     by_name["vllm_url"] = [("http://a:1", "b:2"), ("c",)]
-    by_name["chat_template_args"] = [("enable_thinking=false", "date_string=1 Jan"), ('a=["b"]',)]
+    by_name["chat_template"] = [("enable_thinking=false", "date_string=1 Jan"), ('a=["b"]', "./x.jinja")]
     return {**by_name, **low}.get(f.name) or by_type[hint]
 
 
@@ -234,7 +234,7 @@ def test_flags_and_file_and_the_written_file_mean_the_same(tmp_path_factory, val
     for name, value in values.items():
         if name == "env_args":
             args += [piece for pair in value for piece in ("-a", pair)]
-        elif name in ("vllm_url", "chat_template_args"):
+        elif name in ("vllm_url", "chat_template"):
             args += [piece for each in value for piece in (flag(name), each)]
         elif isinstance(value, bool):
             args.append(flag(name) if value else f"--no-{name.replace('_', '-')}")
@@ -318,9 +318,7 @@ def test_options_that_are_gone_are_accepted_where_they_change_nothing_that_is_le
 
 def test_saved_settings_that_have_another_name_now_keep_what_they_did():
     saved = 'env = "lookup"\nrandom_rewards = true\nkl_beta = 0.1\nkl_placement = "reward"\nkeep_traces = "none"\n'
-    assert settings_in(saved, TrainConfig) == {
-        "env": "lookup", "kl_beta": 0.1, "trained_reward": "random", "kl_estimator": "reward"
-    }  # fmt: skip
+    assert settings_in(saved, TrainConfig) == {"env": "lookup", "kl_beta": 0.1, "trained_reward": "random"}
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED))
@@ -339,6 +337,13 @@ def test_an_option_that_is_gone_says_what_to_do_in_one_sentence(name, tmp_path, 
     for value in set(values) - {"any", "-"}:
         path.write_text(to_toml({name: value}))
         assert configured("--config", str(path)) == TrainConfig() and not capsys.readouterr().err
+
+
+def test_an_older_run_with_a_value_that_is_gone_can_be_read_and_not_resumed(tmp_path):
+    (tmp_path / "config.toml").write_text('env = "lookup"\nkl_estimator = "reward"\nkl_beta = 0.1\n')
+    assert read_toml(tmp_path / "config.toml", TrainConfig) == {"env": "lookup", "kl_beta": 0.1}
+    with pytest.raises(UserError, match="--kl-estimator must be one of k2, k3, not 'reward'"):
+        configured("--resume", str(tmp_path))
 
 
 def test_a_replay_is_found_without_the_end_of_its_name(tmp_path):

@@ -193,7 +193,7 @@ def test_comparison_on_shared_tasks_only(results):
     a = results("a.jsonl", [record(k, 0.0) for k in "abcd"])
     b = results("b.jsonl", [record(k, 1.0) for k in "cdef"])
     c = results("c.jsonl", [record("z", 1.0)])
-    first, second, third = compare([a, b, c], "reward", 200)
+    first, second, third = compare([a, b, c], "reward")
     assert first["mean"] == 0.0 and "against_baseline" not in first
     assert second["against_baseline"]["n"] == 2 and second["against_baseline"]["difference"] == 1.0
     assert "against_baseline" not in third

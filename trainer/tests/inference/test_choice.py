@@ -68,10 +68,9 @@ def test_on_a_gpu_a_model_that_fits_is_decoded_by_the_paged_engine(model, monkey
     assert (chosen.engine, chosen.decoding, chosen.lines) == ("paged", None, ())
 
 
-def test_memory_must_hold_the_weights_a_rollout_what_training_needs_and_a_margin(qwen2, monkeypatch):
-    weights = 4 * qwen2.num_parameters()
+def test_memory_must_hold_a_rollout_what_training_needs_and_a_margin(qwen2, monkeypatch):
     rollout = 9 * 64 * 2 * 2 * 2 * 8 * 4  # pages, positions, keys and values, layers, heads, their size, bytes
-    needed = weights + rollout + 12_345 + 10**8
+    needed = rollout + 12_345 + 10**8
     assert decided(qwen2, needed, monkeypatch, later=12_345).engine == "paged"
     chosen = decided(qwen2, needed - 1, monkeypatch, later=12_345)
     assert chosen.engine == "transformers" and chosen.decoding.cached

@@ -8,7 +8,7 @@ from plumbob.rollout import Sample
 from plumbob.testing.small_models import ARCHITECTURES, VOCABULARY, WINDOW, small_model
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy import forward_plan
-from plumbob.trainer.policy.forward_plan import ForwardPlan, in_float64, measured_rows, own_logprobs, plan_forward
+from plumbob.trainer.policy.forward_plan import ForwardPlan, in_type, measured_rows, own_logprobs, plan_forward
 from plumbob.trainer.policy.packing import pack_padded
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.policy.token_scorer import LogitMap
@@ -205,10 +205,10 @@ def test_in_float64_a_model_computes_as_its_float64_copy_and_is_left_as_it_was(n
     before = {n: t.clone() for n, t in model.state_dict().items()}
     ids = measured_rows(VOCABULARY)[-1].token_ids
     in_float32 = own_logprobs(model, ids)
-    with in_float64(model):
+    with in_type(model, torch.float64):
         wide = own_logprobs(model, ids)
     assert (wide - own_logprobs(copy, ids)).abs().max() < 1e-6
-    with pytest.raises(IndexError), in_float64(model):
+    with pytest.raises(IndexError), in_type(model, torch.float64):
         own_logprobs(model, [VOCABULARY + 1] * 5)
     assert all(t.dtype == before[n].dtype and torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert torch.equal(own_logprobs(model, ids), in_float32)

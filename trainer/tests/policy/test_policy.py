@@ -232,12 +232,14 @@ def test_lora_trains_the_adapter_only_and_shares_the_frozen_weights_with_the_eng
 def test_frozen_matrices_are_bfloat16_only_where_that_is_exact(qwen2, make_policy):
     with torch.no_grad():
         for name, parameter in qwen2.named_parameters():
-            if "mlp" in name:
+            if "mlp" in name or "embed" in name:
                 parameter.copy_(parameter.bfloat16())
     policy = make_policy(qwen2, peft=True, bf16=True)
     twin = dict(policy.engine_model().named_parameters())
     for name, parameter in policy.model.named_parameters():
-        exact = ("mlp" in name or name.endswith("bias")) and "lora_" not in name  # fresh biases are 0
+        exact = (
+            "mlp" in name or name.endswith("bias") or "embed" in name
+        ) and "lora_" not in name  # fresh biases are 0
         assert parameter.dtype == (torch.bfloat16 if exact else torch.float32)
         assert twin[name].dtype == torch.bfloat16
         assert (twin[name].data_ptr() == parameter.data_ptr()) == exact

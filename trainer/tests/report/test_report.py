@@ -51,20 +51,14 @@ def report(capsys):
     return call
 
 
-def test_one_file_beside_the_run_and_lines_on_request(report, tmp_path):
+def test_one_file_beside_the_run(report, tmp_path):
     directory = make_run(tmp_path, "r")
-    code, out, err = report(directory, "--jsonl")
+    code, out, err = report(directory)
     told = [f"examining {directory}", f"reading the rollouts of {directory}", f"writing {directory / 'report.html'}"]
     assert err == "".join(f"  {line}\n" for line in told)
     assert code == 0 and out.startswith(f"{directory / 'report.html'}  ") and "1 run, 4 steps, 32 rollouts" in out
     text = (directory / "report.html").read_text()
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text) and "@import" not in text
-    lines = [json.loads(line) for line in (directory / "report.jsonl").read_text().splitlines()]
-    assert len(lines) == 32 and lines[5]["task"] == "task-1-1" and lines[5]["rollout"] == 1
-    first, trace = lines[0], stored(directory, 1)[0]
-    assert first["mask"] == [value for node in trace["nodes"] for value in node["mask"]]
-    assert "".join(first["texts"]) == tiny_tokenizer().decode(first["ids"], skip_special_tokens=False)
-    assert first["advantage"] == 0.5 and first["reward"] == 1.0 and len(first["logprobs"]) == sum(first["mask"])
 
 
 def test_mistakes(report, tmp_path):
@@ -75,7 +69,7 @@ def test_mistakes(report, tmp_path):
     )
     assert "is a folder; name a file" in report(directory, "-o", tmp_path)[2]
     assert "cannot be written" in report(directory, "-o", tmp_path / "no" / "folder.html")[2]
-    assert "--live serves the page and writes no file" in report(directory, "--live", "--jsonl")[2]
+    assert "--live serves the page and writes no file" in report(directory, "--live", "-o", tmp_path / "x.html")[2]
     (directory / "config.toml").write_text("model = ")
     assert "the settings of" in report(directory)[2]
 

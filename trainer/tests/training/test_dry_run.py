@@ -76,7 +76,11 @@ def test_a_model_without_weights_is_enough(tmp_path: Path, capsys: pytest.Captur
     assert "sft" not in lora and dry(capsys, SftConfig, output_dir=str(tmp_path / "runs")).startswith("The run:")
 
 
-@pytest.mark.parametrize("settings", [{}, {"peft": True}, {"kl_beta": 0.1}, {"bf16": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"peft": True}, {"kl_beta": 0.1}, {"bf16": True}, {"engine": "paged"}, {"engine": "paged", "peft": True}],
+    ids=str,
+)
 def test_its_memory_is_what_a_run_takes(tmp_path: Path, settings: dict) -> None:
     """Weights, gradients, optimizer and the engine's copy within 1%, activations within a factor of 2."""
     run = make_run(tmp_path, World(0, 1, torch.device("cpu")), batch_size=8, **settings)

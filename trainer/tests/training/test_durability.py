@@ -375,7 +375,9 @@ def test_only_what_is_not_on_is_named(real_run):
 
     assert named() == ["--gradient-checkpointing", "--bf16", "--max-context 2147", ""]  # and --peft in a new run
     assert named(gradient_checkpointing=True, bf16=True, peft=True) == ["--max-context 2147"]
-    assert named(engine="vllm")[0] == "--vllm-sleep" and "--vllm-sleep" not in named(engine="vllm", vllm_gpus="1")
+    assert named(engine="vllm")[0] == "--vllm-sleep" and "--vllm-sleep" not in named(
+        engine="vllm", vllm_url=("http://h:1",)
+    )
     fixed = {flag(name) for name in real_run.config.fixed_on_resume}
     assert not fixed & {option.split(" ")[0] for option in [*named(), *named(engine="vllm")]}
 

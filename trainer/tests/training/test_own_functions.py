@@ -133,7 +133,7 @@ def test_a_loss_has_the_reference_that_the_run_has(tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(
         "def loss(tokens, settings):\n    return (tokens.logprobs - tokens.ref_logprobs).sum()\n"
     )
-    config = TrainConfig(loss=f"{tmp_path}/my.py:loss", kl_beta=0.1, kl_estimator="reward")
+    config = TrainConfig(loss=f"{tmp_path}/my.py:loss", kl_beta=0.1)
     try_own_loss(config.objective(), bool(config.kl_beta))
 
 

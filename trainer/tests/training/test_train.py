@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import verifiers.v1 as vf
 from plumbob.console.app import run_app
 from plumbob.rollout import to_sample
 from plumbob.trainer.cli import train as cli
@@ -37,6 +38,25 @@ def metrics(directory: Path) -> list[dict]:
 
 def timeless(rows: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
+
+
+def test_tasks_prepare_before_their_step_and_what_they_raise_then_ends_nothing(tmp_path, monkeypatch):
+    prepared = []
+
+    def prepare(task):
+        prepared.append(task.key)
+        if len(prepared) % 4 == 0:
+            raise RuntimeError("this is not the place to fail")
+
+    monkeypatch.setattr(vf.Task, "prepare_rollouts", prepare, raising=False)
+    directory = train(tmp_path, env="lookup", max_steps=2, eval_examples=0)
+    taken = []
+    for step in (1, 2):
+        lines = trace_files.read(directory / "traces" / f"step_{step}.jsonl.gz").splitlines()
+        taken.append(list(dict.fromkeys(WireTrace.model_validate_json(line).task.key for line in lines)))
+    assert prepared == taken[0] + taken[1] + taken[1]
+    for row in metrics(directory):
+        assert 0 <= row["time/tools_share"] < 1 and row["time/tools"] < row["time/rollout"]
 
 
 def test_a_run_leaves_everything_behind(tmp_path, capsys):

@@ -20,7 +20,7 @@ from vf_musique.records import Record
 from vf_musique.rewards import F1_FLOOR, Gold, Weights, components, known_words, original_reward, shaped_reward
 from vf_musique.sources import SYNTHETIC_ROWS, Synthetic, load_records, parse_spec
 from vf_musique.submission import UNANSWERABLE, Submission, read_completion, read_tags
-from vf_musique.tools import MusiqueState, MusiqueToolset, MusiqueToolsetConfig, ToolUse
+from vf_musique.tools import MusiqueState, MusiqueToolset, MusiqueToolsetConfig, ToolUse, retriever_of
 
 RewardName = Literal["shaped", "original"]
 _REFERENCE = re.compile(r"#([0-9]+)")
@@ -225,6 +225,10 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState, MusiqueTaskConfig]):
     def difficulty(self) -> int:
         """Number of hops of the question, for trainers that take easy tasks first."""
         return self.data.hops
+
+    def prepare_rollouts(self) -> None:
+        """Begin to embed the documents, so that the first search of a rollout need not wait for that."""
+        retriever_of(self.data, self.config.tools).prepare()
 
     @vf.stop
     async def completed(self, trace: vf.Trace) -> bool:

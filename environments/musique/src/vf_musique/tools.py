@@ -92,17 +92,20 @@ def _reranker(url: str | None, model: str | None) -> Reranker | None:
     return cross_encoder_for(model) if model is not None else None
 
 
+def retriever_of(data: Any, config: MusiqueToolsetConfig) -> Retriever:
+    """Return a question's retriever. All its rollouts share one, or what it consists of."""
+    documents = [Document(id=d.id, title=d.title, text=d.text) for d in data.documents]
+    retriever = build(config.retriever, documents, golden=data.supporting)
+    reranker = _reranker(config.rerank_url, config.rerank_model)
+    return retriever if reranker is None else Reranked(retriever, reranker)
+
+
 class MusiqueToolset(vf.Toolset[MusiqueToolsetConfig, MusiqueState]):
     TOOL_PREFIX = None
 
     async def setup_task(self, task: Any) -> None:
-        documents = [Document(id=d.id, title=d.title, text=d.text) for d in task.documents]
-        self.documents = {document.id: document for document in documents}
-        # `build` returns the same retriever for all rollouts of a question; it builds its index at the first search.
-        self.retriever: Retriever = build(self.config.retriever, documents, golden=task.supporting)
-        reranker = _reranker(self.config.rerank_url, self.config.rerank_model)
-        if reranker is not None:
-            self.retriever = Reranked(self.retriever, reranker)
+        self.retriever = retriever_of(task, self.config)
+        self.documents = {document.id: document for document in self.retriever.documents}
         # One instance serves one rollout, so its own record is complete. The state may not be: verifiers' MCP server
         # gives concurrent calls a copy of the state each, and the last one to end would overwrite what the others
         # recorded.

@@ -13,6 +13,7 @@ from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.inference.paged import engine as paged
 from plumbob.trainer.inference.paged.decoding import UNIFORMS
 from plumbob.trainer.inference.paged.engine import PagedEngine
+from plumbob.trainer.inference.paged.opening import open_paged
 from plumbob.trainer.inference.paged.pages import TRASH, OutOfPages, PagePool
 from plumbob.trainer.inference.paged.sampling import BLOCK, sample
 from plumbob.trainer.inference.paged.weights import Weights
@@ -20,8 +21,11 @@ from plumbob.trainer.inference.transformers.engine import TransformersEngine, dr
 from plumbob.trainer.inference.weight_sync import parity_row, sync_weights
 
 
-def make_engine(model, **settings) -> PagedEngine:
-    return PagedEngine(Weights.of(copy.deepcopy(model), 600), max_length=512, **settings)
+def make_engine(model, ahead: bool = True, **settings) -> PagedEngine:
+    """`ahead`: whether runs are queued behind each other, as on a GPU."""
+    engine = PagedEngine(Weights.of(copy.deepcopy(model), 600), max_length=512, **settings)
+    engine.queues_ahead = ahead
+    return engine
 
 
 async def play(engine, conversation, seed: int) -> list:
@@ -51,12 +55,12 @@ def conversations(seed: int, count: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pages", [None, 24])
-def test_every_completion_is_what_its_prompt_alone_gives(model, pages, run_async, monkeypatch):
+@pytest.mark.parametrize(("pages", "ahead"), [(None, True), (24, True), (24, False)])
+def test_every_completion_is_what_its_prompt_alone_gives(model, pages, ahead, run_async, monkeypatch):
     """Under joins, leaves, shared prompts, later turns and too few pages, against transformers' engine with one slot."""
     monkeypatch.setattr(paged, "PAGE", 16) if pages else None
     played = list(conversations(3, 24))
-    engine = make_engine(model, max_slots=9, num_pages=3 * 24 if pages else None)
+    engine = make_engine(model, ahead, max_slots=9, num_pages=3 * 24 if pages else None)
 
     async def together():
         return await asyncio.gather(*(play(engine, turns, i) for i, turns in enumerate(played)))
@@ -98,14 +102,14 @@ def test_a_completion_ends_at_its_own_stop_token_wherever_in_a_run_it_is_sampled
 
 def test_while_a_run_computes_completions_are_handed_out_one_in_a_round(qwen2, run_async, monkeypatch):
     """So that a hundred rollouts that end at once, and are scored for a while, do not keep the next run waiting."""
-    engine, done, seen = make_engine(qwen2, max_slots=16), [], []
+    engine, done, seen = make_engine(qwen2, False, max_slots=16), [], []
     rounds = iter([True] * 2 + [False] * 5 + [True] * 100)  # a run is over when this is True
 
     def is_done() -> bool:
         seen.append(len(done))
         return next(rounds)
 
-    monkeypatch.setattr(engine._decoding, "done", is_done)
+    monkeypatch.setattr(paged.Run, "done", lambda _: is_done())
 
     async def one(seed: int, tokens: int):
         completion = await engine.generate([5, 6, 7], Sampling(max_tokens=tokens, seed=seed))
@@ -126,11 +130,11 @@ def test_while_a_run_computes_completions_are_handed_out_one_in_a_round(qwen2, r
 def test_completions_that_have_ended_are_handed_out_when_decoding_fails(qwen2, run_async, monkeypatch):
     engine, begin, runs = make_engine(qwen2, max_slots=16), paged.Decoding.begin, []
 
-    def fails_in_the_third_run(self, *given):
+    def fails_in_the_third_run(self, *given, **more):
         runs.append(given)
         if len(runs) == 3:
             raise RuntimeError("an illegal memory access")
-        begin(self, *given)
+        return begin(self, *given, **more)
 
     monkeypatch.setattr(paged.Decoding, "begin", fails_in_the_third_run)
 
@@ -166,6 +170,35 @@ def test_score_takes_the_ways_of_a_rollout_and_equals_a_whole_pass(model):
         logits = model(torch.tensor([ids])).logits[0, :-1]
     whole = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
     assert engine.score(ids) == pytest.approx(whole.tolist(), abs=2e-5)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_frozen_base_is_held_once_and_trainer_and_engine_compute_what_they_did(model, make_policy, bf16):
+    """Under LoRA the trainer's frozen matrices become views of the engine's joined ones; all weights are never shared."""
+    ids, row = list(range(5, 60)), parity_row(list(range(5, 60)))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.bfloat16())  # as models are published, so that they are held in bfloat16
+    policy = make_policy(copy.deepcopy(model), peft=True, bf16=bf16)
+    scored, apart = (
+        policy.score([row], 1.0).logprobs,
+        PagedEngine(Weights.of(policy.engine_model(), 600), max_length=512),
+    )
+    engine = open_paged(policy.engine_model(), 4, 512, 0.4)
+    served = engine.served_weights()
+    for name, p in policy.model.named_parameters():
+        assert (served[name].data_ptr() == p.data_ptr()) == (not p.requires_grad and "norm" not in name), name
+    assert torch.equal(policy.score([row], 1.0).logprobs, scored)
+    assert engine.score(ids) == apart.score(ids)
+    policy.score([row], 1.0).logprobs.sum().backward()
+    assert all(p.grad is not None for p in policy.trainable.values())
+    with policy.in_float32():
+        policy.score([row], 1.0)
+    assert engine.score(ids) == apart.score(ids)
+    whole = make_policy(model)
+    engine = open_paged(whole.engine_model(), 4, 512, 0.4)
+    mine = {p.untyped_storage().data_ptr() for p in whole.model.parameters()}
+    assert not mine & {t.untyped_storage().data_ptr() for t in engine.served_weights().values()}
 
 
 @pytest.mark.parametrize("peft", [False, True])

@@ -1,6 +1,5 @@
 import asyncio
 import copy
-import dataclasses
 import math
 
 import pytest
@@ -260,5 +259,4 @@ def test_sync_is_acknowledged_and_a_lost_update_is_caught(qwen2, make_policy, pe
     monkeypatch.setattr(engine, "update", lambda weights, **_: WeightUpdate(2, 0))
     with pytest.raises(SyncError, match="does not serve the weights"):
         sync_weights(policy, engine, row)
-    policy.config = dataclasses.replace(policy.config, parity_limit=100.0)
-    assert sync_weights(policy, engine, row).parity > 1e-3
+    assert sync_weights(policy, engine, row, checked=False).parity > 1e-3

@@ -97,9 +97,12 @@ def test_adapters_step_by_step(connect, double):
 
 @pytest.mark.parametrize("way", ["disk", "ipc"])
 def test_all_weights(connect, double, way, monkeypatch):
+    """In the way that the server says it takes them."""
+    double.max_lora_rank, double.takes = 0, way
     with serving(double) as url:
-        engine, policy = connect(url, sync=way, lora=None), policy_of(peft=False)
+        engine, policy = connect(url, lora=None), policy_of(peft=False)
         if way == "ipc":
+            assert isinstance(engine._transfer.transport, IpcTransport)
             # On the CPU the double opens the buffer by its address; small, so that the weights travel in many pieces.
             version = tuple(map(int, double.version.split(".")[:2]))
             transport = IpcTransport(engine._control, version, torch.float32, torch.device("cpu"), 300_000)
@@ -280,7 +283,7 @@ def test_the_adapter_s_files_are_peft_s(tmp_path):
     assert modules == len(policy.trainable) // 2 and size == sum(t.nbytes for t in policy.trainable.values())
     loaded = PeftModel.from_pretrained(load_model("tiny"), tmp_path / "a").merge_and_unload()
     assert TransformersEngine(loaded).score(IDS) == pytest.approx(own_logprobs(policy), abs=1e-4)
-    with pytest.raises(SyncError, match=r"'model.norm.weight' is not a weight of one"):
+    with pytest.raises(SyncError, match=r"'model.norm.weight' is not a weight of a LoRA adapter"):
         write_adapter(tmp_path / "b", {"model.norm.weight": torch.ones(3)}, LoraShape(8, 16))
 
 

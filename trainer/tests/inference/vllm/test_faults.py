@@ -188,7 +188,9 @@ def test_a_server_killed_in_mid_rollout_and_started_again():
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as threads:
         with serving(first := Double(), port):
             engine = stack.enter_context(connected(url, timing=patient))
-            full = stack.enter_context(connected(url, sync="disk", lora=None, timing=patient))
+            first.max_lora_rank = 0  # asked when an engine connects
+            full = stack.enter_context(connected(url, lora=None, timing=patient))
+            first.max_lora_rank = 16
             full.update(weights.trainable)
             engine.update(adapter.trainable)
             first.faults.slow = 60.0
@@ -245,8 +247,19 @@ def test_an_adapter_of_too_high_a_rank_is_refused_before_anything_is_sampled(lar
     refused(Double(max_lora_rank=largest), message, lora=LoraShape(16, 16))
     with serving(Double(max_lora_rank=16)) as url, connected(url, lora=LoraShape(16, 16)):
         pass
-    with serving(Double(max_lora_rank=0)) as url, connected(url, sync="disk", lora=None):
+    with serving(Double(max_lora_rank=0)) as url, connected(url, lora=None):
         pass
+
+
+def test_servers_that_take_no_weights_or_each_in_another_way_are_refused():
+    refused(Double(), "takes LoRA adapters, and this run trains all weights: start vf-vllm with --sync nccl", lora=None)
+    one, other = Double(max_lora_rank=0), Double(max_lora_rank=0, takes="ipc")
+    with (
+        serving(one) as a,
+        serving(other) as b,
+        pytest.raises(UserError, match="takes weights by ipc and another does not"),
+    ):
+        VllmEngine(settings_of((a, b), lora=None))
 
 
 def test_a_server_without_the_route_for_adapters_says_what_to_do():
@@ -285,8 +298,8 @@ def test_an_adapter_that_changes_nothing_is_found_out():
 
 
 def test_weights_that_do_not_arrive():
-    double = Double()
-    with serving(double) as url, connected(url, sync="disk", lora=None) as engine:
+    double = Double(max_lora_rank=0)
+    with serving(double) as url, connected(url, lora=None) as engine:
         double.faults.fail_update = "CUDA error: an illegal memory access was encountered"
         with pytest.raises(SyncError, match="illegal memory access"):
             engine.update(policy_of(peft=False).trainable)

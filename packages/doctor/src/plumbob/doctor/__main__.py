@@ -92,16 +92,10 @@ def _confirmed(reading: Any, x: Any) -> Iterator[str]:
     yield from confirm(tried, reading.folder / f"confirm-{key}", command=command, env="script", model="-")
 
 
-def trl(words: Sequence[str], name: str) -> int:
+def _of_script(words: Sequence[str], name: str) -> int:
     from plumbob.doctor.trl import script
 
-    return script.trl(words, name)
-
-
-def arm(words: Sequence[str], name: str) -> int:
-    from plumbob.doctor.trl import script
-
-    return script.arm(words, name)
+    return getattr(script, name.split()[-1])(words, name)
 
 
 def validate(words: Sequence[str], name: str) -> int:
@@ -141,7 +135,7 @@ def takes(words: Sequence[str]) -> bool:
     return path.is_file() or any(one.suffix == ".npz" for one in found) or path / "traces.jsonl" in found
 
 
-COMMANDS: dict[str, Callable[[Sequence[str], str], int]] = {"validate": validate, "trl": trl, "arm": arm}
+COMMANDS: dict[str, Callable[[Sequence[str], str], int]] = {"validate": validate, "trl": _of_script, "arm": _of_script}
 """First word -> the command; anything else is a folder of records."""
 
 if __name__ == "__main__":

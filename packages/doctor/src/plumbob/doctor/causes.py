@@ -181,7 +181,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "sample.",
             "Correct the error that the evidence quotes. If the environment raised it, `evaluate ENV --oracle` shows "
             "whether it works without a model; what waits needs a time limit of its own (or a higher "
-            "--max-tool-seconds). If the engine raised it, read vllm.log in the run directory, lower --max-concurrent, "
+            "--max-seconds). If the engine raised it, read vllm.log in the run directory, lower --max-concurrent, "
             "raise vLLM's --max-model-len or lower --max-context.",
             "vllm-project/vllm#1185",
         ),
@@ -218,7 +218,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "signal-left-out": Cause(
             "A setting leaves out rollouts or tokens that would have decided the update: many, or those that are longer "
             "or earn otherwise.",
-            "Change the setting that the evidence names: raise --max-staleness, --max-seconds or --max-tool-seconds; "
+            "Change the setting that the evidence names: raise --max-staleness or --max-seconds; "
             "use --overlong keep, or --importance-correction token_truncate, which masks nothing; raise --epsilon and "
             "--epsilon-high, or lower --num-iterations and --num-minibatches.",
             "thinking-machines-lab/tinker-cookbook#822; verl-project/verl#7495; huggingface/trl#5815",
@@ -337,7 +337,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The engine does not sample with the trainer's weights after a weight sync: they arrive late, rounded, in "
             "part or never, an adapter is left out or scaled otherwise, or old results stay in its cache.",
             "Compare tensor names with those of the engine's modules; send weights in float32, or the adapter itself "
-            "(--vllm-sync lora), with the same lora_alpha / r in engine and trainer; and clear the prefix cache after "
+            "(--peft), with the same lora_alpha / r in engine and trainer; and clear the prefix cache after "
             "each sync (vLLM: POST /reset_prefix_cache).",
             "OpenRLHF/OpenRLHF#1349; vllm-project/vllm#10798; verl-project/verl#7495; huggingface/trl#6688",
         ),

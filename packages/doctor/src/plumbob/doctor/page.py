@@ -102,20 +102,16 @@ def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
         yield "again by", first.command
     if cause.source:
         yield "reported", cause.source
-    same = [f for f in ranked[1:] if f.cause == first.cause]
-    others = [f for f in ranked[1:] if f.cause != first.cause]
-    symptoms = [f for f in others if is_symptom(f.cause or "")]
+    symptoms = [f for f in ranked[1:] if is_symptom(f.cause or "")]
     for title, findings in (
-        ("The same cause shows here too:", same),
-        ("Further failures, which may be consequences of this cause:", [f for f in others if f not in symptoms]),
+        ("Further failures, which may be consequences of this cause:", [f for f in ranked[1:] if f not in symptoms]),
         ("Further symptoms:" if cause.symptom else "Symptoms, which it may explain:", symptoms),
     ):
         if findings:
             yield "", title
         for finding in findings:
-            name = "" if finding in same else f"{finding.cause}: "
-            where = f"; where: {finding.place}" if finding.place and finding not in same else ""
-            yield ITEM, f"{name}expected: {finding.check}; found: {finding.evidence}{_step(finding)}{where}"
+            where = f"; where: {finding.place}" if finding.place else ""
+            yield ITEM, f"{finding.cause}: expected: {finding.check}; found: {finding.evidence}{_step(finding)}{where}"
 
 
 def _step(finding: Finding) -> str:

@@ -52,12 +52,7 @@ class Plan:
     warmup: int = 0
     max_norm: float = 0.0
     """0: gradients are not clipped."""
-    updates: int = 1
-    """Optimizer steps of a training step."""
-    clipped: float = 0.3
-    """Largest share of tokens that the ratio clip may leave without a gradient. Bounds for whole rows clip more."""
     kl_beta: float = 0.0
-    kl_in_reward: bool = False
     corrected: bool = False
     """Whether importance weights are bounded or masked."""
     comparable: bool = True
@@ -182,9 +177,10 @@ class Numbers:
         size = min(max(WINDOW, self.steps // 4), WIDEST, max(self.steps // 2, 1)) if wide else WINDOW
         return self.rows[:size], self.rows[-size:]
 
-    def change(self, name: str = "reward/mean", wide: bool = False) -> float:
+    def change(self, wide: bool = False) -> float:
+        """Of the reward, from the first steps to the last."""
         early, late = self.ends(wide)
-        return mean(late, name) - mean(early, name)
+        return mean(late, "reward/mean") - mean(early, "reward/mean")
 
     def error(self, *windows: Sequence[Row]) -> float:
         """Standard error of a mean reward, or of the difference of two: the groups are the independent values."""
@@ -197,9 +193,8 @@ class Numbers:
 
     def gained(self, least: float = LEAST_GAIN, wide: bool = False) -> bool:
         """Whether the reward has risen by `least` of its scale, or by less but more than chance."""
-        early, late = self.ends(wide)
-        gain = mean(late, "reward/mean") - mean(early, "reward/mean")
-        return gain >= least * self.scale or gain > LIKELY * self.error(early, late)
+        gain = self.change(wide)
+        return gain >= least * self.scale or gain > LIKELY * self.error(*self.ends(wide))
 
     @property
     def solved(self) -> bool:

@@ -22,7 +22,7 @@ import torch
 from plumbob.doctor.explain import conditions
 from plumbob.doctor.explain import logprobs as explain_logprobs
 from plumbob.doctor.explain.logprobs import Scored
-from plumbob.doctor.explain.loop import Explanation, explain, number_apart, slices
+from plumbob.doctor.explain.loop import Conditions, explain, number_apart, slices
 from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
 from plumbob.doctor.reference import advantages, loss, optimizer, sampling
 from plumbob.doctor.reference import rows as reference
@@ -55,8 +55,9 @@ class Outcome:
     def fail(self, cause: str, evidence: str = "", what: str = "") -> None:
         self.verdict, self.cause, self.what, self.evidence = "fail", cause, what, evidence or self.evidence
 
-    def explained(self, found: Explanation | None, general: str) -> None:
-        """Fail for the condition that explains the gap, or else for the stage's general cause."""
+    def explained(self, case: Conditions, seen: Any, due: Any, general: str, noise: float = 0.0, **how: Any) -> None:
+        """Fail for the condition that explains the gap, or else for the stage's general cause. `noise`, `how`: see `explain`."""
+        found = explain(case, seen, due, noise, **how)
         self.fail(found.cause if found else general, what=found.what if found else "")
 
     def skip(self, why: str) -> None:
@@ -108,12 +109,12 @@ class Examined:
         return list(dict.fromkeys([*by_length[-1:], *by_length[:1], *first.values(), *order]))[: self.rows]
 
     @functools.cached_property
-    def places(self) -> dict[int, int]:
-        """Index of a row -> number of its place in its microbatch."""
+    def before(self) -> dict[int, list[int]]:
+        """Index of a row -> those of the rows before it in its microbatch."""
         passes: dict[int, list[int]] = defaultdict(list)
         for t in self.record.updates[0].trained if self.record.updates else ():
             passes[t.microbatch].append(t.row)
-        return {row: k for those in passes.values() for k, row in enumerate(those)}
+        return {row: those[:k] for those in passes.values() for k, row in enumerate(those)}
 
     def truth(self, row: Row) -> reference.Truth | None:
         rollout = self.rollouts.get(row.rollout)
@@ -192,18 +193,12 @@ def rows(x: Examined, out: Outcome) -> None:
     if wrong:
         same_ids = sum(reference.same(r.token_ids, t.token_ids) for r, t in wrong)
         of = [x.rollouts[r.rollout] for r, _ in wrong]
-        told = [
-            (1.0, {"member": str(r.member), "turns": str(len(o.requests))}) for (r, _), o in zip(wrong, of, strict=True)
-        ]
-        out.places = _broken_down(told)
-        out.evidence = (
-            f"{len(wrong)} of {len(known)} rows are not what was sampled, {len(wrong) - same_ids} of them in their ids"
-        )
+        out.evidence = f"{len(wrong)} of {len(known)} rows are other ones, {len(wrong) - same_ids} of them in their ids"
         case = conditions.of_rows([t for _, t in wrong], of, record, x.tokenizer)
         seen = [made(r.token_ids, r.loss_mask) for r, _ in wrong]
         due = [made(t.token_ids, t.loss_mask) for _, t in wrong]
-        found = explain(case, seen, due, distance=number_apart)
-        return out.explained(found, "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
+        general = "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled"
+        return out.explained(case, seen, due, general, distance=number_apart)
     lost = sum(row.rollout not in x.rollouts for row in record.rows) if record.processes == 1 else 0
     if lost:
         return out.fail("row-not-what-was-sampled", f"{lost} of {len(record.rows)} rows are of no rollout of the step")
@@ -216,15 +211,15 @@ def rows(x: Examined, out: Outcome) -> None:
 
 # 2. Log-probabilities and draws
 
-ENGINE: Limit = {"float32": 2e-5, "bfloat16": 0.03}
-TRAINER: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+LOGPROB: Limit = {"float32": 2e-5, "bfloat16": 0.03}
+"""Nats, on average."""
 NO_WEIGHTS = "the step's first weights are not known"
 NOISE = 0.5
 """Nats that dropout makes at most, on average."""
 DROPOUT = 0.2
 """Share of an adapter that settings may drop without being the answer."""
 TOKEN: Limit = {"float32": 2e-3, "bfloat16": 1.5}
-"""Nats: the largest gap of one token. The others are means."""
+"""Nats: the largest gap of one token."""
 
 
 @_stage("logprobs", "the engine computes the model's log-probabilities")
@@ -241,32 +236,31 @@ def engine_logprobs(x: Examined, out: Outcome) -> None:
             observed.append(row.sampling_logprobs.astype(float))
     # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
     general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
-    _logprobs(x, out, scored, observed, ENGINE, general)
+    _logprobs(x, out, scored, observed, general)
 
 
 @_stage("logprobs", "the trainer computes the model's log-probabilities")
 def trainer_logprobs(x: Examined, out: Outcome) -> None:
-    early = [i for i, k in x.places.items() if k in (1, 2)]  # what a row adds to others shows soonest here
+    early = [i for i, rows in x.before.items() if len(rows) in (1, 2)]  # what a row adds to others shows soonest here
     every = list(dict.fromkeys(t.row for u in x.record.updates for t in u.trained))
     order = [*early[:6], *x.drawn, *(every[k] for k in x.random.permutation(len(every)))]
     has = [i for i in dict.fromkeys(order) if i >= 0 and x.record.rows[i].logprobs is not None][: x.rows]
     scored = [_scored(x, i) for i in has]
-    observed = [values.astype(float) for i in has if (values := x.record.rows[i].logprobs) is not None]
-    _logprobs(x, out, scored, observed, TRAINER, "engine-trainer-mismatch")
+    observed = [np.asarray(x.record.rows[i].logprobs, float) for i in has]
+    differ = _logprobs(x, out, scored, observed, "engine-trainer-mismatch")
     x.apart = out.gap
     if out.verdict != "fail" or out.what or x.plain is None:
         return
-    if _later_passes(x, scored, observed, out.limit):
+    passes = {t.row: t.microbatch for update in x.record.updates[:1] for t in update.trained}
+    first, later = (
+        [differ[i] for i, k in passes.items() if i in differ and (k > 0) is after] for after in (False, True)
+    )
+    if first and later and not any(first) and np.mean(later) > 0.5:
         what = "weights that change between the microbatches of one update"
         return out.fail("normaliser-depends-on-microbatches", what=what)
-    plain = [x.plain.logprobs(s.ids, s.at) for s in scored[:6]]
-    pairs = list(zip(observed[:6], plain, strict=True))
-    sorted_ = sum(float(np.abs(np.sort(o) - np.sort(p)).sum()) for o, p in pairs)
-    if sorted_ <= 0.2 * sum(float(np.abs(o - p).sum()) for o, p in pairs):  # the right numbers at other places
-        return out.fail("loss-differs-from-settings", what="log-probabilities in another order")
     if x.live is not None:
         # Without gradients, nothing is dropped at random.
-        still = x.live.score([(s.ids, s.at) for s in scored[:6]])
+        still, plain = (of([(s.ids, s.at) for s in scored[:6]]) for of in (x.live.score, x.plain.every))
         if np.abs(np.concatenate(still) - np.concatenate(plain)).mean() <= out.limit:
             # Dropout adds noise; a large difference is another mistake between the scores and the loss.
             cause = "dropout-in-training" if out.gap < NOISE else "loss-differs-from-settings"
@@ -282,42 +276,33 @@ def _scored(x: Examined, row: int) -> Scored:
     return Scored(x.record.rows[row].token_ids.tolist(), x.record.rows[row].loss_mask.tolist(), row)
 
 
-def _later_passes(x: Examined, scored: Sequence[Scored], observed: Sequence[np.ndarray], limit: float) -> bool:
-    """Whether rows of the first microbatch have the right log-probabilities, and most rows of the later ones do not."""
-    number = {t.row: t.microbatch for t in x.record.updates[0].trained} if x.record.updates else {}
-    gaps: dict[bool, list[bool]] = {True: [], False: []}
-    for s, o in zip(scored, observed, strict=True):
-        if x.plain is not None and s.row in number:
-            gaps[number[s.row] == 0].append(float(np.abs(o - x.plain.logprobs(s.ids, s.at)).mean()) > limit)
-    return bool(gaps[True] and gaps[False]) and not any(gaps[True]) and float(np.mean(gaps[False])) > 0.5
-
-
 def _logprobs(
-    x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], limits: Limit, general: str
-) -> None:
-    """Compare log-probabilities [n] of rows with the plain model's."""
+    x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], general: str
+) -> dict[int, bool]:
+    """Compare log-probabilities [n] of rows with the plain model's; index of each row -> whether they differ."""
     pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
     if x.plain is None or not pairs:
-        return out.skip(NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
+        out.skip(NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
+        return {}
     expected = x.plain.every([(s.ids, s.at) for s, _ in pairs])
     gaps = [np.abs(o - e) for (_, o), e in zip(pairs, expected, strict=True)]
     every = np.concatenate(gaps)
-    out.gap, out.limit, most = float(every.mean()), limits[x.precision], TOKEN[x.precision]
-    out.evidence = (
-        f"{out.gap:.2g} nats on average, {every.max():.2g} at most, over {len(every)} tokens of {len(pairs)} rows"
-    )
+    out.gap, out.limit, most = float(every.mean()), LOGPROB[x.precision], TOKEN[x.precision]
+    out.evidence = f"{out.gap:.2g} nats on average, {every.max():.2g} at most; {len(every)} tokens of {len(pairs)} rows"
+    differ = [not (g.mean() <= out.limit and g.max() <= most) for g in gaps]
     if np.isfinite(every).all() and out.gap <= out.limit and every.max() <= most:
-        return
+        return {}
     out.places = _by_token(x, [s for s, _ in pairs], gaps)
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
-    apart = [k for k, g in enumerate(gaps) if not (g.mean() <= out.limit and g.max() <= most)] or [*range(len(gaps))]
-    few = sorted(apart, key=lambda k: (x.places.get(pairs[k][0].row, 0), len(pairs[k][0].ids)))[:6]
-    seen = np.concatenate([pairs[k][1] for k in few])
-    case = explain_logprobs.LogprobCase(x.plain, [pairs[k][0] for k in few], seen, x.record)
-    found = explain(explain_logprobs.conditions(case), seen, np.concatenate([expected[k] for k in few]), out.limit)
+    apart = [k for k, one in enumerate(differ) if one] or [*range(len(gaps))]
+    few = sorted(apart, key=lambda k: (len(x.before.get(pairs[k][0].row, ())), len(pairs[k][0].ids)))[:6]
+    seen, right = [pairs[k][1] for k in few], [expected[k] for k in few]
+    others = [[t for i in x.before.get(pairs[k][0].row, ()) for t in x.record.rows[i].token_ids.tolist()] for k in few]
+    case = explain_logprobs.conditions(x.plain, [pairs[k][0] for k in few], others, seen, right)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
-    out.explained(found, general)
+    out.explained(case, np.concatenate(seen), np.concatenate(right), general, out.limit)
+    return {s.row: one for (s, _), one in zip(pairs, differ, strict=True)}
 
 
 LIKELIER = 16.0
@@ -406,13 +391,11 @@ def pairing(x: Examined, out: Outcome) -> None:
     large = sum(n > record.settings.group_size for n in Counter(row.group for row in record.rows).values())
     out.gap, out.evidence = other + mixed, f"{len(pairs)} rows in {len(tasks)} groups"
     if other:
-        return out.fail(
-            "rewards-of-other-rollouts", f"{other} of {len(pairs)} rows have another reward than their rollout"
-        )
+        told = f"{other} of {len(pairs)} rows have another reward than their rollout"
+        return out.fail("rewards-of-other-rollouts", told)
     if mixed or (large and record.settings.group_size):
-        return out.fail(
-            "advantages-wrong", f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
-        )
+        told = f"{mixed} of {len(tasks)} groups hold different tasks; {large} are too large"
+        return out.fail("advantages-wrong", told)
     cut = sum(row.truncated != rollout.truncated for row, rollout in pairs)
     if cut and record.settings.overlong != "keep":
         told = f"{cut} of {len(pairs)} rows are marked as cut off where their rollouts are not, or the other way round"
@@ -453,14 +436,12 @@ def advantage(x: Examined, out: Outcome) -> None:
         out.gap, wrong = float(gaps.max(initial=0)), int((~(gaps <= ADVANTAGE)).sum())
         out.evidence = f"{wrong} of {len(known)} {where} differ, the most by {out.gap:.2g} of the largest one"
         if wrong and len(known) < len(record.rows):
-            return out.fail(
-                "not-finite", f"{len(record.rows) - len(known)} of {len(record.rows)} rewards are no finite numbers"
-            )
+            lost = len(record.rows) - len(known)
+            return out.fail("not-finite", f"{lost} of {len(record.rows)} rewards are no finite numbers")
         if wrong:
             out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
             case = conditions.of_advantages(known, record.settings, seen, expected)
-            found = explain(case, seen, expected, 1e-6 * scale)
-            return out.explained(found, "advantages-wrong")
+            return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
 
 
 def _rounded_rewards(rows: Sequence[Row], settings: Settings) -> np.ndarray:
@@ -494,10 +475,8 @@ def reference_policy(x: Examined, out: Outcome) -> None:
         same = sum(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs)
         out.gap, out.evidence = same, f"{same} of {len(known)} rows have the policy's own log-probabilities"
         return out.fail("kl-term-wrong") if moved and 2 * same > len(known) else None
-    out.limit = TRAINER[x.precision]
-    known = known[: x.rows]
-    observed = [values.astype(float) for i in known if (values := record.rows[i].reference_logprobs) is not None]
-    _logprobs(x, out, [_scored(x, i) for i in known], observed, TRAINER, "kl-term-wrong")
+    observed = [np.asarray(record.rows[i].reference_logprobs, float) for i in known[: x.rows]]
+    _logprobs(x, out, [_scored(x, i) for i in known[: x.rows]], observed, "kl-term-wrong")
     if out.verdict == "fail" and out.cause != "temperature-not-applied":
         out.cause = "kl-term-wrong"
 
@@ -521,9 +500,8 @@ def weights(x: Examined, out: Outcome) -> None:
         due = {i for i in update.members if expected[i] and (record.rows[i].advantage or kl)}
         left = due - {t.row for t in update.trained}
         if record.processes == 1 and update.trained and left:
-            return out.fail(
-                "loss-differs-from-settings", f"{len(left)} of {len(due)} rows with an advantage are not trained"
-            )
+            told = f"{len(left)} of {len(due)} rows with an advantage are not trained"
+            return out.fail("loss-differs-from-settings", told)
         trained = [t for t in update.trained if len(t.weights)]
         if not trained:
             continue
@@ -533,7 +511,7 @@ def weights(x: Examined, out: Outcome) -> None:
         out.evidence = f"weights differ by at most {out.gap:.2g}"
         if not out.gap <= WEIGHT:
             case = conditions.of_microbatches(seen, want, np.array([t.microbatch for t in trained]))
-            return out.explained(explain(case, seen, want, 1e-9), "loss-differs-from-settings")
+            return out.explained(case, seen, want, "loss-differs-from-settings", 1e-9)
 
 
 @_stage("loss", "importance weights are the trainer's probabilities over the engine's", limit=10 * WEIGHT)
@@ -563,9 +541,8 @@ def slopes(x: Examined, out: Outcome) -> None:
     for update in x.record.updates:
         without = [t for t in update.trained if t.slopes is None and t.advantages.any() and t.weights.any()]
         if without:
-            return out.fail(
-                "no-gradient", f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
-            )
+            told = f"{len(without)} of {len(update.trained)} rows with an advantage have no slope"
+            return out.fail("no-gradient", told)
         trained = [t for t in update.trained if t.slopes is not None and len(t.slopes)]
         if trained and _slopes_differ(x, out, trained):
             return
@@ -582,14 +559,10 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     def column(name: str) -> np.ndarray:
         return np.concatenate([np.asarray(getattr(one, name), float) for one in given])
 
-    def numbers(one: TrainedRow | LossTrial, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each token, the number of its row and that of its microbatch."""
-        if isinstance(one, LossTrial):
-            return one.rows.astype(int), np.zeros(len(one.rows), int)
-        return np.full(len(one.weights), k), np.full(len(one.weights), one.microbatch)
-
-    of_tokens = [numbers(one, k) for k, one in enumerate(given)]
-    rows_, microbatch = (np.concatenate([part[k] for part in of_tokens]) for k in (0, 1))
+    trained = [one for one in given if isinstance(one, TrainedRow)]
+    sizes = [len(one.weights) for one in given]
+    microbatch = np.repeat([one.microbatch for one in trained] or [0], sizes)
+    rows_ = np.repeat(np.arange(len(given)), sizes) if trained else column("rows").astype(int)
     apart = None if any(one.reference_logprobs is None for one in given) else column("reference_logprobs")
     tokens, observed = loss.Tokens(*map(column, COLUMNS), rows_, apart), column("slopes")
     expected = loss.slopes(tokens, x.record.settings)
@@ -604,12 +577,11 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     if not np.isfinite(observed).all():
         out.fail("not-finite", f"{out.evidence}; some are no finite numbers")
         return True
-    if trained := [one for one in given if isinstance(one, TrainedRow)]:
-        parts = np.split(gaps, np.cumsum([len(t.weights) for t in trained])[:-1])
+    if trained:
+        parts = np.split(gaps, np.cumsum(sizes)[:-1])
         out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
     case = conditions.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
-    found = explain(case, observed, expected, 1e-6 * scale)
-    out.explained(found, "loss-differs-from-settings")
+    out.explained(case, observed, expected, "loss-differs-from-settings", 1e-6 * scale)
     return True
 
 
@@ -644,21 +616,28 @@ def gradient(x: Examined, out: Outcome) -> None:
     expected, tensors = np.sum(sampled, axis=0), slices({t.name: t.indices for t in update.tensors})
     if not expected.any() and not observed.any():
         return out.fail("no-gradient", "all of it is 0", "trained tensors on which no log-probability depends")
+    out.gap = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30))
     each = [(_relative(observed[at], expected[at]), name) for name, at in tensors.items()]
-    out.gap, worst = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30)), max(each)[0]
-    out.evidence = f"it differs by {out.gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"
+    worst = _worst(out, f"it differs by {out.gap:.2g}", each)
     out.limit = GRADIENT[x.precision]
     if x.precision == "float32":  # weights that the run has rounded before its first step give another gradient, too
         out.limit *= max(1.0, x.apart / ROUNDED)
     if out.gap <= out.limit and worst <= (20 * out.limit if x.precision == "float32" else 1.0):
         return
-    out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
     earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
     before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
     case = conditions.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
-    found = explain(case, observed, expected, 1e-3 * float(np.abs(expected).max()))
     lost = any(expected[at].any() and not observed[at].any() for at in tensors.values())
-    out.explained(found, "no-gradient" if lost else "loss-differs-from-settings")
+    general = "no-gradient" if lost else "loss-differs-from-settings"
+    out.explained(case, observed, expected, general, 1e-3 * float(np.abs(expected).max()))
+
+
+def _worst(out: Outcome, told: str, each: Sequence[tuple[float, str]]) -> float:
+    """The largest of the gaps of tensors, each with its name; what is told of all of them is completed by it."""
+    gap = max(each)[0]
+    out.evidence = f"{told} of its size, by up to {gap:.2g} in one of {len(each)} tensors"
+    out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
+    return gap
 
 
 def _known_before(tensor: TensorSample | None, indices: np.ndarray) -> np.ndarray:
@@ -697,14 +676,8 @@ def update(x: Examined, out: Outcome) -> None:
         tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
         norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
         if tensors and math.isfinite(norm):
-            moments = {
-                t.name: optimizer.Moments(*t.moments_before.astype(float), updates=max(t.updates - 1, 0))
-                for t in tensors
-                if t.moments_before is not None
-            }
-            before, after, own = ({t.name: getattr(t, of) for t in tensors} for of in ("before", "after", "gradient"))
-            case = conditions.UpdateCase(before, after, own, norm, record.step, record.settings, moments)
-            if _judge_update(out, case, f"update {k + 1} of step {record.step + 1}"):
+            change = functools.partial(optimizer.change, tensors, norm, record.step, record.settings)
+            if _update_differs(out, tensors, change, f"update {k + 1} of step {record.step + 1}"):
                 if all(t.moments_after is not None and not t.moments_after.any() for t in tensors):
                     told = "gradients of 0 that the optimizer is given in place of those of the loss"
                     out.fail("no-gradient", what=told)
@@ -719,41 +692,35 @@ def update(x: Examined, out: Outcome) -> None:
 def _torn(earlier: Update, tensors: Sequence[Any]) -> str:
     """What was not kept from the update before: weights or moments; "" if both were."""
     for now in tensors:
-        then = next((t for t in earlier.tensors if t.name == now.name and t.moments_after is not None), None)
-        if then is None:
+        then = next((t for t in earlier.tensors if t.name == now.name), None)
+        if then is None or then.moments_after is None:
             continue
-        common, a, b = np.intersect1d(then.indices, now.indices, return_indices=True)
-        if not len(common):
-            continue
+        _, a, b = np.intersect1d(then.indices, now.indices, return_indices=True)
         if not np.array_equal(then.after[a], now.before[b]):
             return f"weights of {now.name} that are replaced between updates"
-        kept = then.moments_after
-        if kept is not None and (
-            now.moments_before is None or not np.allclose(kept[:, a], now.moments_before[:, b], 1e-6, 0)
-        ):
+        kept = now.moments_before
+        if len(a) and (kept is None or not np.allclose(then.moments_after[:, a], kept[:, b], 1e-6, 0)):
             return f"moments of {now.name} that are lost between updates"
     return ""
 
 
-def _judge_update(out: Outcome, case: conditions.UpdateCase, where: str) -> bool:
-    """Compare a change of weights with the reference's; whether it differs."""
-    expected = case.change()
-    rounding = np.concatenate([np.spacing(np.abs(w).astype(np.float32)) for w in case.before.values()])
-    apart = np.maximum(np.abs(case.observed - expected) - rounding, 0)
+def _update_differs(
+    out: Outcome, tensors: Sequence[TensorSample], change: Callable[[float], np.ndarray], where: str
+) -> bool:
+    """Compare a change of weights with the reference's, `change` at so many times the learning rate; whether it differs."""
+    observed, expected = np.concatenate([t.after.astype(float) - t.before for t in tensors]), change(1.0)
+    rounding = np.concatenate([np.spacing(np.abs(t.before).astype(np.float32)) for t in tensors])
+    apart = np.maximum(np.abs(observed - expected) - rounding, 0)
     gap = float(apart.sum() / max(np.abs(expected).sum(), 1e-30))
-    out.gap, each = max(out.gap, gap), []
-    for name, at in slices(case.before).items():
+    out.gap, each, parts = max(out.gap, gap), [], slices({t.name: t.before for t in tensors})
+    for name, at in parts.items():
         size = np.abs(expected[at]).sum()
         each.append((float(apart[at].sum() / size) if size > 0 else float(apart[at].sum() > 0), name))
-    worst = max(each)[0]
-    out.evidence = (
-        f"in {where} the change differs by {gap:.2g} of its size, by up to {worst:.2g} in one of {len(each)} tensors"
-    )
+    worst = _worst(out, f"in {where} the change differs by {gap:.2g}", each)
     if gap <= UPDATE and worst <= 10 * UPDATE:
         return False
-    out.places = {"module": [(name, g) for g, name in sorted(each, reverse=True)[:5]]}
-    found = explain(conditions.of_update(case), case.observed, expected, 2 * float(rounding.max()))
-    out.explained(found, "update-differs-from-settings")
+    case = conditions.of_update(change, observed, parts)
+    out.explained(case, observed, expected, "update-differs-from-settings", 2 * float(rounding.max()))
     return True
 
 
@@ -789,7 +756,7 @@ def _change(x: Examined, plain: Plain, live: Live, seed: int) -> Mapping[str, to
     start, scored = {n: t.detach().clone() for n, t in live.tensors().items()}, [_scored(x, i) for i in x.drawn[:4]]
 
     def score() -> np.ndarray:
-        return np.concatenate([plain.logprobs(s.ids, s.at) for s in scored])
+        return np.concatenate(plain.every([(s.ids, s.at) for s in scored]))
 
     before, random, moved = score(), torch.Generator().manual_seed(seed), start
     size = {n: 0.1 * (t.float().square().mean().sqrt().item() or 0.2) for n, t in start.items()}
@@ -832,7 +799,7 @@ def known_change(x: Examined) -> list[Outcome]:
         pairs = [(p, r) for p, r in zip(asked, live.generate(asked, 16, 2), strict=True) if r[0]]
         rows_ = [([*p, *ids], [False] * len(p) + [True] * len(ids)) for p, (ids, _) in pairs]
         with plain.having(new):
-            expected = np.concatenate([plain.logprobs(*row) for row in rows_])
+            expected = np.concatenate(plain.every(rows_))
 
         def judge(out: Outcome, observed: list[Any], cause: str) -> None:
             out.gap = float(np.abs(np.concatenate(observed) - expected).mean())
@@ -845,7 +812,7 @@ def known_change(x: Examined) -> list[Outcome]:
             live.save(Path(folder))
             try:
                 model = load(dataclasses.replace(x.record.settings, model=folder))
-                judge(saved, [model.logprobs(*row) for row in rows_], "saved-model-differs")
+                judge(saved, model.every(rows_), "saved-model-differs")
             except (OSError, ValueError, RuntimeError) as error:
                 saved.fail("saved-model-differs", f"it cannot be loaded: {error}")
     live.sync()
@@ -897,12 +864,8 @@ def _by_token(x: Examined, scored: Sequence[Scored], gaps: Sequence[np.ndarray])
         turn = 0
         for i, gap in zip(places, own, strict=False):
             turn += not s.at[i - 1]
-            told.append(
-                (
-                    float(gap),
-                    {"token": str(s.ids[i]), "position": f"{i // 64 * 64}+", "turn": str(turn), "member": member},
-                )
-            )
+            place = {"token": str(s.ids[i]), "position": f"{i // 64 * 64}+", "turn": str(turn), "member": member}
+            told.append((float(gap), place))
     return _broken_down(told)
 
 

@@ -16,7 +16,6 @@ One budget of false alarms holds for the whole table: wherever chance alone coul
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,13 +104,6 @@ def evaluated_otherwise(n: Numbers) -> str | None:
     if any(number(row, "eval/prompts_differ") for row in n.rows):
         return "held-out tasks have another system prompt, or other tools"
     plan, row = n.plan, n.rows[-1]
-    groups = max(number(row, "groups/count"), 1.0)
-    if plan.comparable and row.get("eval/cut_off") is not None:
-        ours, theirs = number(row, "eval/cut_off"), number(row, "rollout/truncated_share")
-        pooled = (ours * plan.held_out + theirs * groups) / (plan.held_out + groups)
-        error = math.sqrt(pooled * (1 - pooled) * (1 / plan.held_out + 1 / groups))
-        if abs(ours - theirs) > max(0.5, SURE * error):
-            return f"limits cut off {ours:.0%} of the held-out rollouts and {theirs:.0%} of the next step's"
     if not plan.comparable or row.get("eval/sampled") is None or number(row, "tasks/epoch") >= 1:
         return None
     value, training = number(row, "eval/sampled"), mean(n.last, "reward/mean")
@@ -121,8 +113,7 @@ def evaluated_otherwise(n: Numbers) -> str | None:
     if abs(value - training) <= max(0.3 * n.scale, 3 * error):
         return None
     return (
-        f"at the same temperature, held-out tasks earn {value:.3f} after step {number(row, 'step'):.0f}, and new training "
-        f"tasks {training:.3f}"
+        f"after step {number(row, 'step'):.0f} held-out tasks earn {value:.3f}, and new training tasks {training:.3f}"
     )
 
 
@@ -130,23 +121,6 @@ def evaluations(n: Numbers, name: str) -> list[tuple[int, float]]:
     """(step, value) of all evaluations, the one before the first step included."""
     found = [(0, number(n.before, name))] if name in n.before else []
     return found + [(int(number(row, "step")), number(row, name)) for row in n.rows if row.get(name) is not None]
-
-
-def evaluation_stands_still(n: Numbers) -> str | None:
-    known = evaluations(n, "eval/greedy")
-    if not known or n.rows[-1].get("eval/greedy") is None:
-        return None
-    same = list(itertools.takewhile(lambda one: one[1] == known[-1][1], reversed(known)))
-    early, late = n.rows[same[-1][0] : same[-1][0] + WINDOW], n.last
-    gain = mean(late, "reward/mean") - mean(early, "reward/mean")
-    # Not one task may have changed: a solved task, or one that is never solved, need not.
-    inside = 1 / n.plan.held_out < known[-1][1] / n.scale < 1 - 1 / n.plan.held_out
-    if len(same) < 3 or len(early) < WINDOW or not inside or abs(gain) <= SURE * n.error(early, late):
-        return None
-    return (
-        f"{len(same)} evaluations from step {same[-1][0]} on give exactly {known[-1][1]:.4g}, while the training reward changes "
-        f"by {gain:+.3f}: they do not measure this policy"
-    )
 
 
 # Engine and trainer, sampling, limits
@@ -182,27 +156,10 @@ def errors(n: Numbers) -> str | None:
     stuck, failed = total(n.last, "rollout/stuck") / every, total(n.last, "rollout/errored") / every
     if stuck > 0.02:
         return f"in {stuck:.0%} of the last rollouts a tool, hook or reward did not return in time"
-    lost = total(n.last, "groups/broken") / max(every / n.plan.group_size, 1.0)
-    if failed <= MOST_FAILED and lost <= 0.3:
+    if failed <= MOST_FAILED:
         return None
     by_engine = total(n.last, "rollout/engine_errors") / every
-    return f"{failed:.0%} of the last rollouts ended in an error, {by_engine:.0%} in one of the engine" + (
-        f", which cost {lost:.0%} of the groups" if lost else ""
-    )
-
-
-def left_out(n: Numbers) -> str | None:
-    rows, every = n.last, max(total(n.last, "rollout/count"), 1.0)
-    old = total(rows, "rollout/stale") / every
-    if n.plan.stale and old > 0.3:
-        return f"{old:.0%} of the rollouts were discarded, because they are older than --max-staleness allows"
-    masked, weight = mean(rows, "correction/masked_share"), mean(rows, "correction/mean_weight", 1.0)
-    if n.plan.corrected and (masked > 0.1 or weight < 0.7):
-        return f"--importance-correction masks {masked:.0%} of the sampled tokens, whose mean weight is {weight:.3f}"
-    cut = mean(rows, "policy/clip_fraction")
-    if n.plan.updates > 1 and cut > n.plan.clipped and not n.gained() and not n.solved:
-        return f"the ratio of {cut:.0%} of the tokens is outside of the clip bounds, and the reward does not rise"
-    return None
+    return f"{failed:.0%} of the last rollouts ended in an error, {by_engine:.0%} in one of the engine"
 
 
 CUT = 0.3
@@ -211,9 +168,6 @@ CUT = 0.3
 
 def cut_off(n: Numbers) -> str | None:
     rows, plan = n.start, n.plan
-    none = share(n.first, "rollout/no_turn", "rollout/count")
-    if none > 0.1:
-        return f"{none:.0%} of the rollouts of {of_first(n.first)} ended before the model's first turn"
     shares = {stop: mean(rows, f"rollout/stopped/{stop}") for stop in plan.limits}
     most = max(shares, key=lambda stop: shares[stop], default="")
     value, name = (shares[most], f"rollout/stopped/{most}") if most else (0.0, "")
@@ -224,10 +178,7 @@ def cut_off(n: Numbers) -> str | None:
         return None
     if n.gained() and mean(n.last, name) <= CUT:
         return None
-    loops = mean(rows, "rollout/repetitive_share")
-    return f"{value:.0%} of the rollouts of {of_first(rows)} ended at {plan.limits[most]}" + (
-        f", and {loops:.0%} repeat themselves" if loops > 0.1 else ""
-    )
+    return f"{value:.0%} of the rollouts of {of_first(rows)} ended at {plan.limits[most]}"
 
 
 # Advantages, loss, update
@@ -245,8 +196,7 @@ def kl_pull(n: Numbers) -> str | None:
     # The larger of both ends: a task that is learned leaves little advantage, which is no fault.
     advantage = max(mean(rows, "advantage/mean_abs") for rows in (n.first, n.last))
     # Per token the term pulls with beta |log ratio|, where E (log ratio)^2 = 2 k2.
-    length = mean(n.last, "rollout/sampled_tokens")
-    pull = plan.kl_beta * (abs(kl) * length if plan.kl_in_reward else math.sqrt(2 * abs(kl)))
+    pull = plan.kl_beta * math.sqrt(2 * abs(kl))
     if not plan.kl_beta or not advantage or pull <= advantage or n.gained(0.1):
         return None
     return f"--kl-beta {plan.kl_beta:g} pulls with {pull:.2g} against a mean |advantage| of {advantage:.2g}"
@@ -264,9 +214,7 @@ def not_finite(n: Numbers) -> str | None:
     skipped = total(n.last, "optimizer/skipped") / every
     if bad <= 0.1 and skipped <= 0.2:
         return None
-    return (
-        f"{bad:.0%} of the last rewards, and the gradients of {skipped:.0%} of the last updates, are no finite numbers"
-    )
+    return f"{bad:.0%} of the last rewards and the gradients of {skipped:.0%} of the last updates are not finite"
 
 
 QUANTUM = 1e-7
@@ -290,15 +238,10 @@ def too_slow(n: Numbers) -> str | None:
     plan, rows = n.plan, [r for r in n.last if number(r, "optimizer/updates") and "optimizer/update_rms" in r]
     if len(rows) < min(WINDOW - 1, n.steps) or plan.learning_rate is None or weights_stand_still(n):
         return None
-    if not mean(rows, "optimizer/grad_norm"):
+    warming = plan.warmup > WINDOW and n.steps < plan.warmup + WINDOW
+    if not mean(rows, "optimizer/grad_norm") or (warming and not 0 < plan.steps < 2 * plan.warmup):
         return None
-    rate, norm = mean(rows, "optimizer/learning_rate"), mean(rows, "optimizer/grad_norm")
-    if plan.warmup > WINDOW and n.steps < plan.warmup + WINDOW:
-        short = 0 < plan.steps < 2 * plan.warmup and rate < 0.01 * plan.learning_rate
-        text = f"in step {n.steps} of {plan.steps} the learning rate is {rate:.2g} of {plan.learning_rate:g}"
-        return f"{text}, because of --warmup-steps {plan.warmup}" if short else None
-    if plan.max_norm and norm > 100 * plan.max_norm and mean(rows, "optimizer/update_rms") < 0.05 * rate:
-        return f"gradients of norm {norm:.2g} are clipped to {plan.max_norm:g}, which Adam's epsilon outweighs"
+    rate = mean(rows, "optimizer/learning_rate")
     # The largest step counts, and both ways to see it must agree: the end of a schedule is no failure, nor is a policy
     # that is so sure that a step leaves the few rows that are scored as they are.
     steps = max(plan.steps, 100)
@@ -343,9 +286,7 @@ def saved(n: Numbers) -> str | None:
     apart, limit = number(n.saved, "saved_gap"), number(n.saved, "saved_limit", 1e-5 if n.plan.exact else 0.01)
     if "saved_gap" not in n.saved or apart <= limit:
         return None
-    return (
-        f"loaded afresh, the saved model differs from the trained one by {apart:.2g} nats per token (limit {limit:g})"
-    )
+    return f"loaded afresh, it differs from the trained model by {apart:.2g} nats per token (limit {limit:g})"
 
 
 # Signal
@@ -391,24 +332,16 @@ def alike(n: Numbers) -> str | None:
 
 
 def little(n: Numbers) -> str | None:
-    found = no_signal(n)
-    if found is not None and not never(n) and not alike(n):
-        return _of_groups(n, f"{found[0]:.0%} have only failures and {found[1]:.0%} only successes")
     rows, size = n.start, n.plan.group_size
     dead, groups = share(rows, "groups/zero_signal", "groups/count"), n.plan.groups or mean(rows, "groups/count")
     live, reward = (1 - dead) * groups, mean(rows, "reward/mean")
     # Ten rollouts of one group are hardly more than one example. Elsewhere the reward has time to contradict.
     few = (live <= 1 and live * size < 10) or (live < 2 and dead > 0.7) or (n.steps >= 2 * WINDOW and live < 1)
     lost = failing(n.first) or share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or constant(n) or narrowed(n)
-    if not few or found is not None or len(rows) < 3 or n.gained() or n.solved or lost:
+    few = few and not (n.gained() or n.solved or lost)
+    if len(rows) < 3 or never(n) or alike(n) or not (few or no_signal(n)):
         return None
-    text = f"{live:.1f} of {groups:.0f} groups of {size} rollouts have different rewards in a step, mean reward {reward:.3f}"
-    if 0 < reward < 1 and n.scale == 1 and not n.negative:
-        sizes = ", ".join(f"{g}: {1 - reward**g - (1 - reward) ** g:.0%}" for g in (4, 8, 16, 32) if g > size)
-        text += (
-            f"; were all tasks equally hard, larger groups would have a signal in so many ({sizes})" if sizes else ""
-        )
-    return text
+    return f"{live:.1f} of {groups:.0f} groups of {size} rollouts have different rewards in a step, mean reward {reward:.3f}"
 
 
 # The course of a run
@@ -481,11 +414,8 @@ def breaks(n: Numbers) -> str | None:
     before, row = n.rows[-1 - 2 * WINDOW : -1], n.rows[-1]
     if len(before) < 2 * WINDOW or n.broken is not None or failing([row]):
         return None
-    reward, now, groups = (
-        median(before, "reward/mean"),
-        number(row, "reward/mean"),
-        max(number(row, "groups/count"), 1.0),
-    )
+    reward, now = median(before, "reward/mean"), number(row, "reward/mean")
+    groups = max(number(row, "groups/count"), 1.0)
     if reward - now <= max(0.3 * reward, 0.1 * n.scale, SURE * n.error([row])):
         return None
     usual = median(before, "rollout/truncated_share")
@@ -533,17 +463,6 @@ def decays(n: Numbers) -> str | None:
     )
 
 
-def spike(n: Numbers) -> str | None:
-    rows = [r for r in n.rows[-21:] if number(r, "optimizer/grad_norm") > 0 and number(r, "advantage/mean_abs") > 0]
-    if len(rows) <= WINDOW or rows[-1] is not n.rows[-1] or n.broken is not None:
-        return None
-    norm, usual = number(rows[-1], "optimizer/grad_norm"), median(rows[:-1], "optimizer/grad_norm")
-    # Loss spikes of language models come with gradients of 50 to 1000 times the usual (arXiv:2501.06842).
-    if norm <= max(100 * usual, n.plan.max_norm or 1.0):
-        return None
-    return f"gradient norm {norm:.2g} in step {n.steps}, {norm / usual:.3g} times the median of the steps before"
-
-
 @dataclass(frozen=True)
 class Trend:
     """One row of the table."""
@@ -568,11 +487,9 @@ TRENDS: tuple[Trend, ...] = (
     Trend("tool-errors", "the tools work", "tools-fail", tool_errors, WINDOW, ("rollout/tool_errors",)),
     Trend("calls-read", "tools are called, in a form that is read", "calls-not-read", unread, WINDOW, ("rollout/tools",)),
     Trend("evaluated-alike", "held-out tasks are asked and scored as training tasks", "evaluation-differs", evaluated_otherwise),
-    Trend("evaluation-moves", "evaluations follow the policy", "evaluation-differs", evaluation_stands_still),
     Trend("gap", "engine and trainer agree on sampled tokens", "engine-trainer-mismatch", gap, WINDOW, ("sync/sampling_gap",)),
     Trend("whole-vocabulary", "no token is left out of the sampling", "sampling-altered", narrowed, 1),
     Trend("errors", "rollouts end without errors", "rollouts-fail", errors, WINDOW, ("rollout/errored",)),
-    Trend("left-out", "rollouts and tokens that are left out are few, and like the others", "signal-left-out", left_out),
     Trend("cut-off", "rollouts end by themselves", "truncated-rollouts", cut_off, WINDOW, ("rollout/truncated_share",)),
     Trend("alike", "the rollouts of a group differ", "groups-without-variety", alike, WINDOW, ("groups/count",)),
     Trend("tiny-scaled", "scaling makes no tiny differences large", "tiny-std-scaling", tiny_scaled, WINDOW,
@@ -597,7 +514,6 @@ TRENDS: tuple[Trend, ...] = (
     Trend("held-out", "the held-out reward follows the training reward", "reward-hacked", hacked, WINDOW, ("eval/greedy",)),
     Trend("keeps", "the policy keeps what it has learned", "policy-breaks", breaks, 2 * WINDOW + 1, ("reward/mean",)),
     Trend("lasts", "the reward does not fall while the policy drifts", "policy-breaks", decays, LATE, ("reward/mean",)),
-    Trend("norms", "gradient norms stay in bounds", "policy-breaks", spike, WINDOW + 1, ("optimizer/grad_norm",)),
 )  # fmt: skip
 """The table, in the order of the data."""
 

@@ -1,13 +1,11 @@
-"""An examination as one self-contained HTML page, without scripts and without external fonts or images."""
+"""An examination as one self-contained HTML page: the text that a terminal shows, without scripts, fonts or images."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
 
 from plumbob.doctor.examine import Examination
-from plumbob.doctor.findings import STAGES
-from plumbob.doctor.page import AREAS, area, conclusion, open_checks
+from plumbob.doctor.page import MOST_WIDTH, lines
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -16,43 +14,25 @@ PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }}
-.answer {{ border-left: 4px solid; padding-left: 1rem; }}
-.pass {{ color: #2da44e; }} .fail {{ color: #cf222e; }} .unsure {{ color: #9a6700; }} .error {{ color: #8250df; }}
-.answer > * {{ color: CanvasText; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+pre {{ font-size: 14px; white-space: pre-wrap; overflow-wrap: anywhere; }}
+.ok {{ color: #2da44e; }} .FAIL {{ color: #cf222e; }} .ERROR {{ color: #8250df; }}
 </style>
 <h1>{title}</h1>
-{body}
+<pre>
+{text}
+</pre>
 </html>
 """
 
 
 def render(x: Examination, title: str) -> str:
-    """The page: the answer, each area with every check, what was not examined."""
-    return PAGE.format(title=html.escape(title), body="\n".join(_body(x)))
+    """The page: each area with every check, the answer, and what was not examined."""
+    return PAGE.format(
+        title=html.escape(title), text="\n".join(map(_coloured, lines(x, everything=True, width=MOST_WIDTH)))
+    )
 
 
-def _body(x: Examination) -> Iterator[str]:
-    yield f'<div class="answer {({0: "pass", 1: "fail", 2: "error"})[x.code]}">'
-    for label, text in conclusion(x):
-        yield f"<p>{f'<strong>{html.escape(label)}</strong> ' if label.isalpha() else ''}{html.escape(text)}</p>"
-    yield "</div>"
-    yield from (f"<p>{html.escape(note)}</p>" for note in x.notes)
-    for stage in STAGES:
-        if found := x.of_stage(stage):
-            verdict, said = area(found)
-            yield f'<h2 class="{verdict}">{AREAS[stage]}: {html.escape(said)}</h2>\n<ul>'
-            for one in found:
-                told = [
-                    one.check,
-                    one.evidence,
-                    one.cause,
-                    one.place,
-                    f"step {one.step}" if one.step is not None else "",
-                ]
-                said = " | ".join(html.escape(text) for text in told if text)
-                yield f'<li><strong class="{one.verdict}">{one.verdict}</strong> {said}</li>'
-            yield "</ul>"
-    yield "<h2>Not examined, or not for certain</h2>\n<ul>"
-    yield from (f"<li>{html.escape(limit)}</li>" for limit in dict.fromkeys([*open_checks(x, True), *x.limits]))
-    yield "</ul>"
+def _coloured(line: str) -> str:
+    mark, text = (line.split() or [""])[0], html.escape(line)
+    return f'<span class="{mark}">{text}</span>' if mark in ("ok", "FAIL", "ERROR") else text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from plumbob.retrieval.models import check_extra, load_cross_encoder
+from plumbob.retrieval.models import check_extra, load_cross_encoder, readable
 from plumbob.retrieval.names import checked_model
 from plumbob.retrieval.rerank import RerankError, ScoreMemory
 from plumbob.retrieval.worker import Job, Worker
@@ -31,7 +31,7 @@ class CrossEncoderReranker:
     """Scores pairs of query and text with a cross-encoder. Example: CrossEncoderReranker("BAAI/bge-reranker-v2-m3").
 
     `model`: a folder or a Hugging Face hub name of a sentence-transformers CrossEncoder with one output, which is
-    loaded by the first request, on the CPU unless $PLUMBOB_EMBEDDING_DEVICE says otherwise. A score is the model's
+    loaded by the first request, on the device that `load_cross_encoder` chooses. A score is the model's
     output before the sigmoid (a logit): its order is that of `CrossEncoder.predict`, without the ties of a saturated
     sigmoid. Scores are remembered by query and text. One worker thread scores, so that the event loop goes on; requests
     that arrive meanwhile are scored together.
@@ -91,7 +91,10 @@ class CrossEncoderReranker:
 
         try:
             logits = self._loaded.predict(
-                pairs, batch_size=PAIR_BATCH, activation_fn=torch.nn.Identity(), show_progress_bar=False
+                [(readable(query), readable(text)) for query, text in pairs],
+                batch_size=PAIR_BATCH,
+                activation_fn=torch.nn.Identity(),
+                show_progress_bar=False,
             )
         except Exception as error:  # torch raises many types; the user needs the model's name and the reason
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

@@ -52,6 +52,9 @@ class Retriever(ABC):
         """Like `search`, for use in an event loop, which it does not block for longer than microseconds."""
         return self.search(query, top_k)
 
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to begin
+        """Begin what the first search would have to wait for, such as embedding the documents. Returns at once."""
+
     def _hits(self, scores: np.ndarray, top_k: int) -> list[Hit]:
         """The best `top_k` hits by `scores`, [number of documents]."""
         return [

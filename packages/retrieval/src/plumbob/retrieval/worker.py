@@ -1,10 +1,13 @@
 """A daemon thread that runs jobs in batches: jobs that arrive while it is busy form its next batch.
 
+Jobs for later wait until no other job does, and run one by one, so that others wait for one of them at most.
+
 There is no timer, so an idle thread runs a job without delay.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable
@@ -33,23 +36,27 @@ class Worker(Generic[T]):
         self._name = name
         self._run = run
         self._most = most
-        self._jobs: queue.SimpleQueue[Job[T]] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[tuple[bool, int, Job[T]]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
-    def submit(self, work: T) -> Future:
-        """Queue one piece of work. May be called from any thread."""
+    def submit(self, work: T, *, later: bool = False) -> Future:
+        """Queue one piece of work. `later`: it can wait for all others. May be called from any thread."""
         with self._starting:
-            if self._thread is None or not self._thread.is_alive():  # a fork does not copy the thread
+            if self._thread is None or not self._thread.is_alive():
+                # A fork does not copy the thread, and in its queue the parent's thread still waits.
+                self._jobs = queue.PriorityQueue()
                 self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
                 self._thread.start()
         job = Job(work)
-        self._jobs.put(job)
+        self._jobs.put((later, next(self._numbers), job))
         return job.future
 
     def _serve(self) -> None:
         while True:
-            jobs = [self._jobs.get()]
-            while len(jobs) < self._most and not self._jobs.empty():
-                jobs.append(self._jobs.get())
+            later, _, job = self._jobs.get()
+            jobs = [job]
+            while not later and len(jobs) < self._most and not self._jobs.empty() and not self._jobs.queue[0][0]:
+                jobs.append(self._jobs.get()[2])
             self._run([job for job in jobs if job.future.set_running_or_notify_cancel()])

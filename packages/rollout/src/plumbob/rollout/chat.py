@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from plumbob.rollout.control_tokens import ControlTokens, Encoded, added_tokens
+from plumbob.rollout.control_tokens import ControlTokens, Encoded, added_tokens, tokenised
 from plumbob.rollout.template_gaps import (
     QUESTION,
     SENTINEL,
@@ -261,8 +261,7 @@ class Chat:
         escaped = self.control.escape(messages, tools) if self.control is not None else None
         if self.control is None or escaped is None or not escaped.pieces:
             text = shown(messages, tools)
-            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-            return text, (encoded["input_ids"], encoded["offset_mapping"])
+            return text, tokenised(self.tokenizer, text)
         try:
             text, own = self.control.restore(shown(escaped.messages, escaped.tools), escaped.pieces)
         except ValueError as error:

@@ -107,8 +107,7 @@ class ControlTokens:
     def encode(self, text: str, own: Sequence[tuple[int, int]]) -> Encoded:
         """Tokenise `text` with control tokens at the places `own` only."""
         if list(own) == [f.span() for f in self._spellings().finditer(text) if f[0] in self.in_results]:
-            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-            return encoded["input_ids"], encoded["offset_mapping"]
+            return tokenised(self.tokenizer, text)
         if not self._renamed or not self._renamed[0].fits(text):
             self._renamed[:] = [_RenamedTokenizer.of(self.tokenizer, self.in_results)]
         return self._renamed[0].encode(text, own)
@@ -127,6 +126,20 @@ class Escaped:
     tools: list[dict[str, Any]]
     pieces: list[str]
     """What placeholder 0, 1, ... stands for; empty if nothing had to be replaced."""
+
+
+def tokenised(tokenizer: Tokenizer, text: str) -> Encoded:
+    """The ids of a text without special tokens around it, and the (start, end) of each in characters.
+
+    transformers hands even a single text to a pool with a thread for each core, which takes milliseconds to wake on a large
+    host: the tokenizer behind it is asked in this thread instead.
+    """
+    behind: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if behind is None or behind.truncation or behind.padding or behind.encode_special_tokens:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return encoded["input_ids"], encoded["offset_mapping"]
+    found = behind.encode(text, add_special_tokens=False)
+    return found.ids, found.offsets
 
 
 def added_tokens(tokenizer: Tokenizer) -> dict[int, str]:

@@ -258,7 +258,9 @@ async def play_turns(
         if not sampled_turn.calls:
             return StopReason.COMPLETED
         # The calls of one turn run one after another, because a call may depend on the effects of an earlier one.
+        asked = time.perf_counter()
         texts = [await observe(box, call, counts, caller, dialogue.longest_text) for call in sampled_turn.calls]
+        trace.timing.agent.harness.duration += time.perf_counter() - asked
         results = [
             verifiers_messages.ToolMessage(tool_call_id=call.id, name=call.name, content=text)
             for call, text in zip(sampled_turn.tool_calls, texts, strict=True)

@@ -33,4 +33,5 @@ def to_sample(trace: vf.Trace, group: str) -> Sample:
         rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
         reward_weights={name: reward.weight for name, reward in trace.rewards.items() if reward is not None},
         trace_id=trace.id,
+        tool_seconds=trace.timing.agent.harness.duration,
     )

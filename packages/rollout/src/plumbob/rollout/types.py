@@ -187,6 +187,8 @@ class Sample:
     """The weight applied to each component of `rewards`; 1 for a missing name."""
     trace_id: str = ""
     """Id of the trace that the row was made of; empty for a row of no rollout."""
+    tool_seconds: float = 0.0
+    """The part of `seconds` in which the rollout waited for the results of its tools."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.sampling_logprobs)}

@@ -3,7 +3,7 @@
     python hosts.py FOLDER PAGE
 
 Runs the commands of a page's section "Several hosts" as they stand there, each on the host that its first comment
-names: a server, and a run on two hosts, one of which is lost twice; then the commands with which the run goes on. Prints
+names: a server, and a run on two hosts, one of which is lost; then the commands with which the run goes on. Prints
 what happened as one line of JSON. In place of vLLM, the server is the double of `vllm_double.py`.
 
 Everything is inside a user namespace, so no root rights are needed, and nothing is left behind. The machine must permit
@@ -155,10 +155,9 @@ def wait_for(condition, host: Host, seconds: float = 900) -> None:
 
 
 def play(folder: Path, page: Path) -> dict:
-    """Run the page's commands, and lose the host node1 twice. Returns what happened.
+    """Run the page's commands, and lose the host node1 after the first saved step; the commands to resume go on to the end.
 
-    After the first saved step, the network no longer reaches it. The commands to resume go on, and its processes are
-    killed. The same commands go on once more, to the end.
+    Returns what happened.
     """
     make_network(folder)
     with ExitStack() as running:
@@ -181,26 +180,14 @@ def _play(folder: Path, commands: dict[str, str], running: ExitStack) -> dict:
     wait_for(lambda: "listening" in server.said(), server)
     first, second = start("")
     wait_for(lambda: any((run / "checkpoints").glob("step_*")), first)
-    lost = time.monotonic()
-    subprocess.run(["ip", "link", "set", "node1", "down"], check=True)
-    code, seconds = first.wait(900), time.monotonic() - lost
-    cut = {"codes": [code, second.wait(900)], "seconds": seconds, "said": [_gone(first), _gone(second)]}
-    cut["steps"] = len(steps_of(run))
-    subprocess.run(["ip", "link", "set", "node1", "up"], check=True)
-
-    first, second = start(", to resume")
-    wait_for(lambda: "training tasks" in first.said(), first)
-    lost = time.monotonic()
     second.kill()
-    code, seconds = first.wait(900), time.monotonic() - lost
-    killed = {"code": code, "seconds": seconds, "said": _gone(first), "steps": len(steps_of(run))}
+    killed = {"code": first.wait(900), "steps": len(steps_of(run))}
 
     again = start(", to resume")
     codes = [host.wait(1800) for host in again]
     server.kill()
     asked = server.said().splitlines()
     return {
-        "cut": cut,
         "killed": killed,
         "codes": codes,
         "steps": [row["step"] for row in steps_of(run)],
@@ -210,11 +197,6 @@ def _play(folder: Path, commands: dict[str, str], running: ExitStack) -> dict:
         "clients": sorted({line.split()[0] for line in asked if "/inference/v1/generate" in line}),
         "resumed": again[0].said()[-3000:] if any(codes) else "",
     }
-
-
-def _gone(host: Host) -> list[str]:
-    """The lines in which the host's command says that another host is gone."""
-    return [line for line in host.said().splitlines() if "is gone" in line]
 
 
 def main() -> None:

@@ -91,10 +91,14 @@ class Double:
         vocab_size: int | None = None,
         name: str | None = None,
         extension: bool = True,
+        takes: str = "disk",
     ) -> None:
-        """`vocab_size`: of the model, if it is not the tokenizer's; `extension`: whether `vf-vllm` started the server."""
+        """`vocab_size`: of the model, if it is not the tokenizer's; `extension`: whether `vf-vllm` started the server.
+
+        `takes`: how it takes all weights, which it does with a `max_lora_rank` of 0 alone.
+        """
         self.name, self.version, self.max_lora_rank, self.scale_out = name or model, version, max_lora_rank, scale_out
-        self.extension = extension
+        self.extension, self.takes = extension, takes
         self.dead = False
         """Whether an id outside the model's vocabulary has reached the GPU; vLLM's process then ends."""
         self.faults = Faults()
@@ -294,7 +298,8 @@ class Double:
         if method.startswith("plumbob_") and not self.extension:
             raise Refused(500, f"Call to collective_rpc method failed: 'Worker' object has no attribute '{method}'")
         if method == "plumbob_model":
-            return {"results": [{"vocab_size": self.base.vocab_size, "max_lora_rank": self.max_lora_rank}]}
+            told = {"vocab_size": self.base.vocab_size, "max_lora_rank": self.max_lora_rank, "transfer": self.takes}
+            return {"results": [told]}
         if method == "plumbob_bound_modules":
             return {"results": [{"adapter": len(self.adapters), "bound": self.bound}]}
         if method == "plumbob_mark":

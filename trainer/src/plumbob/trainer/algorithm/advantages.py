@@ -58,7 +58,6 @@ class AdvantageSettings:
     scale_epsilon: float = 1e-4
     baseline: Baseline = "mean"
     overlong: Overlong = "keep"
-    kl_beta: float = 0.0
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of reward components in place of the environment's: see `weighted`."""
     random_rewards: int | None = None
@@ -69,13 +68,10 @@ class AdvantageSettings:
     """What gives the advantages of rewards that are shaped, in place of `baseline` and `scale`."""
 
 
-def step_advantages(
-    samples: Sequence[Sample], settings: AdvantageSettings, kl_sums: Sequence[float] | None = None
-) -> Advantages:
+def step_advantages(samples: Sequence[Sample], settings: AdvantageSettings) -> Advantages:
     """The advantages of one step's samples under a run's settings, for training, `--zero-signal refill` and the doctor.
 
-    `kl_sums`: see `shape_rewards`; for `--kl-estimator reward`. Refilling leaves them out, because it asks which groups
-    have a signal before the policy has scored any sample. Raises ValueError like `weighted`, and OwnFunctionError.
+    Raises ValueError like `weighted`, and OwnFunctionError.
     """
     if settings.reward_weights:
         samples = weighted(samples, settings.reward_weights)
@@ -87,7 +83,7 @@ def step_advantages(
             dataclasses.replace(sample, reward=reward, rewards={}, reward_weights={}) if _is_finite(sample) else sample
             for sample, reward in zip(samples, given, strict=True)
         ]
-    shaped = shape_rewards(samples, overlong=settings.overlong, kl_beta=settings.kl_beta, kl_sums=kl_sums)
+    shaped = shape_rewards(samples, settings.overlong)
     values = None if settings.own_advantages is None else _own(settings.own_advantages, shaped, settings)
     return compute_advantages(
         shaped, settings.scale, epsilon=settings.scale_epsilon, baseline=settings.baseline, values=values
@@ -101,34 +97,18 @@ def _own(function: OwnFunction, samples: Sequence[Sample], settings: AdvantageSe
     return [next(numbers) if _is_finite(sample) else 0.0 for sample in samples]
 
 
-def shape_rewards(
-    samples: Sequence[Sample],
-    *,
-    overlong: Overlong,
-    kl_beta: float = 0.0,
-    kl_sums: Sequence[float] | None = None,
-) -> list[Sample]:
-    """Subtract the penalties for truncation and for KL divergence from the samples' rewards.
+def shape_rewards(samples: Sequence[Sample], overlong: Overlong) -> list[Sample]:
+    """The samples with the penalty for truncation subtracted from their rewards.
 
     `overlong`: "penalise" subtracts `OVERLONG_PENALTY` from the reward of each truncated sample (the simplest of the
     shapings in arXiv:2503.14476, sec. 3.4). "mask" changes no reward here: the sample is masked out of the loss, and
-    its reward still counts in its group's baseline.
-    `kl_sums` [B]: for each sample, the estimated KL divergence to the reference policy, summed over its sampled tokens,
-    in nats; `kl_beta` times it is subtracted. It is a sum over the whole row because a token is also responsible for
-    the divergence of the tokens after it. Raises ValueError if there are not as many as samples. `Sample.rewards` keeps
-    the environment's own components.
+    its reward still counts in its group's baseline. `Sample.rewards` keeps the environment's own components.
     """
-    if kl_sums is not None and len(kl_sums) != len(samples):
-        raise ValueError(f"{len(samples)} samples need as many KL sums, got {len(kl_sums)}")
-    shaped = []
-    for i, sample in enumerate(samples):
-        reward = sample.reward
-        if overlong == "penalise" and sample.truncated:
-            reward -= OVERLONG_PENALTY
-        if kl_beta and kl_sums is not None:
-            reward -= kl_beta * kl_sums[i]
-        shaped.append(sample if reward == sample.reward else dataclasses.replace(sample, reward=reward))
-    return shaped
+    fined = [overlong == "penalise" and sample.truncated for sample in samples]
+    return [
+        dataclasses.replace(sample, reward=sample.reward - OVERLONG_PENALTY) if fine else sample
+        for sample, fine in zip(samples, fined, strict=True)
+    ]
 
 
 def compute_advantages(

@@ -11,7 +11,7 @@ arXiv:2512.21852):
 | k2 = d^2 / 2 | biased, of second order where p is near q | right: that of KL(p \\|\\| q) | biased |
 | k3 = e^-d - 1 + d | unbiased, never negative | that of KL(q \\|\\| p), the other divergence | biased |
 
-So k2 is for the loss and k1 for the reward. This holds if x is sampled from the policy that is differentiated. In later
+So the loss has k2 by default, and never k1. This holds if x is sampled from the policy that is differentiated. In later
 optimizer steps of a training step it is not, so the loss multiplies each estimate by the token's importance ratio r,
 without a gradient through r. Another way to the same gradient is r k3 with a gradient through r (arXiv:2512.02556): its
 gradient, r (k3 + 1 - e^-d) grad log p = r d grad log p, is that of r k2 token by token. A KL term in the loss leaves
@@ -20,12 +20,12 @@ out the effect of a token on the divergence of the tokens after it; a KL penalty
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, assert_never
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
 
-Estimator = Literal["k1", "k2", "k3"]
+Estimator = Literal["k2", "k3"]
 
 MAX_LOG_RATIO = 20.0
 """Ratios are at most e^20: larger ones soon overflow float32, and one infinite ratio would make all gradients NaN."""
@@ -34,11 +34,6 @@ MAX_LOG_RATIO = 20.0
 def bounded_exp(log_ratio: torch.Tensor) -> torch.Tensor:
     """exp(log_ratio), elementwise, but at most e^`MAX_LOG_RATIO`."""
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
-
-
-def k1(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """log p - log q, elementwise. Right in the reward; its gradient as part of the loss is E[grad log p] = 0."""
-    return logprobs - ref_logprobs
 
 
 def k2(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
@@ -57,12 +52,4 @@ def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 def estimate_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: Estimator) -> torch.Tensor:
     """One estimate per sampled token: [N], [N] -> [N], in nats."""
-    match estimator:
-        case "k1":
-            return k1(logprobs, ref_logprobs)
-        case "k2":
-            return k2(logprobs, ref_logprobs)
-        case "k3":
-            return k3(logprobs, ref_logprobs)
-        case _:
-            assert_never(estimator)
+    return (k2 if estimator == "k2" else k3)(logprobs, ref_logprobs)

@@ -20,30 +20,23 @@ app = typer.Typer(rich_markup_mode=None)
 def analyze(
     results: Annotated[
         list[Path],
-        typer.Argument(help="Result files (JSON lines of traces), or directories that `evaluate` or `benchmark` made."),
+        typer.Argument(
+            help="Result files (JSON lines of traces), or directories that `evaluate` or `benchmark` made. The others are "
+            "compared with the first."
+        ),
     ],
     metric: Annotated[
         str, typer.Option("--metric", "-m", help="Score to compare: the reward, one of its components, or a metric.")
     ] = "reward",
-    baseline: Annotated[
-        Path | None, typer.Option("--baseline", help="Result file to compare the others with. Default: the first.")
-    ] = None,
-    resamples: Annotated[int, typer.Option("--resamples", help="Bootstrap resamples.", min=100)] = 10_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     version: Annotated[bool | None, version_option("plumbob-trainer")] = None,
 ) -> None:
     """Compare evaluations task by task.
 
-    Prints each file's mean with its 95% interval over tasks, and its difference from the baseline on the tasks that
+    Prints each file's mean with its 95% interval over tasks, and its difference from the first one on the tasks that
     both have.
     """
-    files = [file for path in results for file in result_files(path)]
-    if baseline is not None:
-        first = result_files(baseline)
-        if len(first) != 1:
-            raise UserError(f"--baseline must be one result file, but {baseline} has {len(first)}; name one of them")
-        files = [first[0], *(file for file in files if file != first[0])]
-    report = compare(list(dict.fromkeys(files)), metric, resamples)
+    report = compare(list(dict.fromkeys(file for path in results for file in result_files(path))), metric)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
@@ -66,7 +59,7 @@ def result_files(path: Path) -> list[Path]:
     return found
 
 
-def compare(files: Sequence[Path], metric: str, resamples: int = 10_000) -> list[dict[str, Any]]:
+def compare(files: Sequence[Path], metric: str) -> list[dict[str, Any]]:
     """One entry per file: mean and interval over tasks, and the difference from the first file on the tasks both have.
 
     Raises UserError if a file does not have the metric; the message lists those that it has.
@@ -96,7 +89,7 @@ def compare(files: Sequence[Path], metric: str, resamples: int = 10_000) -> list
             reference = means
         elif shared := [key for key in reference if key in means]:
             entry["against_baseline"] = vars(
-                paired_bootstrap([means[k] for k in shared], [reference[k] for k in shared], resamples)
+                paired_bootstrap([means[k] for k in shared], [reference[k] for k in shared])
             )
         report.append(entry)
     return report

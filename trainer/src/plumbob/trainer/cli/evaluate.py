@@ -118,7 +118,7 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
     if config.computes_here and not config.oracle and config.replay is None:
         check_model_exists(config.model)
     recorded = None if directory is None else directory / RECORDED
-    TemplateChoice(config.chat_template, config.chat_template_args, recorded).check()
+    TemplateChoice(config.chat_template, recorded).check()
     if directory is None and config.run_name is not None:
         with suppress(OSError):  # making the directory reports it
             check_is_new(Path(config.output_dir) / config.run_name)

@@ -144,7 +144,7 @@ def _read_template(x: Examination, config: TrainConfig, tasks: Any) -> None:
     if not tool_names(tasks.train[0], tasks.toolsets):
         return
     try:
-        template = TemplateChoice(config.chat_template, config.chat_template_args)
+        template = TemplateChoice(config.chat_template)
         chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
     except UserError as error:
         x.limits.append(f"Whether the chat template's calls are read was not examined: {error}")

@@ -35,10 +35,6 @@ def report(
             min=0,
         ),
     ] = 20,
-    jsonl: Annotated[
-        bool,
-        typer.Option("--jsonl", help="Also write the rollouts as JSON lines beside the HTML file, with each token."),
-    ] = False,
     live: Annotated[
         bool,
         typer.Option("--live", help="Serve the page on this machine alone while a run trains, and write no file."),
@@ -54,8 +50,8 @@ def report(
     """
     limit = int(megabytes * 1e6) or None
     if live:
-        if output is not None or jsonl:
-            raise UserError("--live serves the page and writes no file; leave --output and --jsonl out")
+        if output is not None:
+            raise UserError("--live serves the page and writes no file; leave --output out")
         return _serve(runs, port, limit)
 
     from plumbob.trainer.report.write import REPORT, read, write
@@ -66,7 +62,7 @@ def report(
     found = read(runs, limit, say=_say)
     _say(f"writing {path}")
     try:
-        files = write(found, path, with_lines=jsonl)
+        write(found, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
     for note in found.notes:
@@ -78,9 +74,7 @@ def report(
         f"{counted(len(found.runs), 'run')}, {counted(steps, 'step')}, {counted(shown, 'rollout')}, "
         f"{counted(failed, 'failed check')}"
     )
-    print(f"{files[0]}  {files[0].stat().st_size / 1e6:.1f} MB: {what}")
-    for file in files[1:]:
-        print(file)
+    print(f"{path}  {path.stat().st_size / 1e6:.1f} MB: {what}")
 
 
 def _say(what: str) -> None:

@@ -31,7 +31,7 @@ def serve(**given: Any) -> int:
     Routes: /v1/chat/completions, /v1/models, /inference/v1/generate (token ids in and out), /health.
     """
     config, _ = resolve(ServeConfig, given, (), kind="server", directory_is="")
-    template = TemplateChoice(config.chat_template, config.chat_template_args)
+    template = TemplateChoice(config.chat_template)
     template.check()
     check_model_exists(config.model)
     _check_address(config.host, config.port)

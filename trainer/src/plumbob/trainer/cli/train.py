@@ -220,7 +220,7 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
     config.rollouts_per_step(int(os.environ.get("WORLD_SIZE", "1")))
     check_model_exists(config.model)
     recorded = None if run_dir is None else run_directory_of(run_dir) / RECORDED
-    TemplateChoice(config.chat_template, config.chat_template_args, recorded).check()
+    TemplateChoice(config.chat_template, recorded).check()
     if run_dir is None and config.run_name is not None:
         with suppress(OSError):  # making the directory reports it
             check_is_new(Path(config.output_dir) / config.run_name)

@@ -1,4 +1,4 @@
-"""--chat-template and --chat-template-args: another template than the model's, and values of its variables.
+"""--chat-template: another template than the model's, and values of its variables.
 
 Both become the text of one template, which the tokenizer then has: the values are set in its first line, unless a
 caller sets them. So whatever renders with this tokenizer renders alike, and so does a model folder saved with it.
@@ -26,21 +26,24 @@ NOTHING = '{{ "" }}'
 a line break at the template's beginning that a block in front of it would remove."""
 
 
-def read_values(pairs: Sequence[str]) -> dict[str, Any]:
-    """The values of template variables, given as NAME=VALUE: JSON if it can be read as JSON, else text.
+def read_parts(parts: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """(the Jinja file or None, values of template variables): those given as NAME=VALUE, in JSON or else as text.
 
-    Example: read_values(["enable_thinking=false", "date_string=1 Jan 2025"]). Raises UserError.
+    Example: read_parts(["enable_thinking=false", "date_string=1 Jan 2025"]). Raises UserError.
     """
-    values = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        require(bool(equals) and name.isidentifier(), f"--chat-template-args needs NAME=VALUE, not {pair!r}")
-        require(name not in RESERVED, f"--chat-template-args cannot set {name}, which each conversation sets itself")
+    file, values = None, {}
+    for part in parts:
+        name, equals, text = part.partition("=")
+        if not (equals and name.isidentifier()):
+            require(file is None, f"--chat-template takes one file, not {file} and {part}; a variable is NAME=VALUE")
+            file = part
+            continue
+        require(name not in RESERVED, f"--chat-template cannot set {name}, which each conversation sets itself")
         try:
             values[name] = json.loads(text, parse_constant=lambda constant: constant)
         except (ValueError, RecursionError):
             values[name] = text
-    return values
+    return file, values
 
 
 def with_values(template: str, values: dict[str, Any]) -> str:
@@ -85,7 +88,7 @@ def read_template(file: str) -> str:
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"there is no file {file} (--chat-template)") from None
+        raise UserError(f"there is no file {file} (--chat-template; a variable is given as NAME=VALUE)") from None
     except OSError as error:
         raise UserError(f"cannot read {file} (--chat-template): {error.strerror}") from None
     except UnicodeDecodeError:
@@ -104,28 +107,27 @@ def read_template(file: str) -> str:
 
 @dataclass(frozen=True)
 class TemplateChoice:
-    """Which chat template a model gets. Example: `TemplateChoice(args=("enable_thinking=false",)).text(own)`."""
+    """Which chat template a model gets. Example: `TemplateChoice(("enable_thinking=false",)).text(own)`."""
 
-    file: str | None = None
-    """A Jinja file; None: the model's own template."""
-    args: tuple[str, ...] = ()
-    """Values of the template's variables, as NAME=VALUE."""
+    parts: tuple[str, ...] = ()
+    """Values of the template's variables, as NAME=VALUE, and a Jinja file if it is not the model's own template."""
     recorded: Path | None = None
     """The template that a resumed run has recorded, which is used as it is if the file exists."""
 
     def check(self) -> None:
         """Raise UserError for a file or an argument that cannot be used."""
         if not self._is_recorded:
-            read_values(self.args)
-            if self.file is not None:
-                read_template(self.file)
+            file, _ = read_parts(self.parts)
+            if file is not None:
+                read_template(file)
 
     def text(self, own: str | None) -> str | None:
         """The template's text. `own`: the model's own template, None if it has none. Raises UserError."""
         if self._is_recorded and self.recorded is not None:
             return read_template(str(self.recorded))
-        template = read_template(self.file) if self.file is not None else own
-        return None if template is None else with_values(template, read_values(self.args))
+        file, values = read_parts(self.parts)
+        template = read_template(file) if file is not None else own
+        return None if template is None else with_values(template, values)
 
     @property
     def _is_recorded(self) -> bool:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from plumbob.trainer.config import mixture
-from plumbob.trainer.config.chat_template import read_values
+from plumbob.trainer.config.chat_template import read_parts
 from plumbob.trainer.config.options import THE_RUN, check_run_name, check_values, option, require, to_toml
 from plumbob.trainer.config.rollout_options import RolloutOptions
 
 FIXED_ON_RESUME = (
-    "envs", "model", "engine", "chat_template", "chat_template_args", "env_args", "datasets", "rollouts_per_example",
+    "envs", "model", "engine", "chat_template", "env_args", "datasets", "rollouts_per_example",
     "seed", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_turns", "max_context",
     "tool_format", "oracle", "replay", "bf16",
 )  # fmt: skip
@@ -91,9 +91,9 @@ class EvaluateConfig(RolloutOptions):
             self.datasets is None or len(self.envs) == 1,
             "--datasets is for one environment; with several, give -a ENV.datasets=... instead",
         )
-        read_values(self.chat_template_args)
+        file, _ = read_parts(self.chat_template)
         require(
-            self.chat_template is None or self.engine != "openai",
+            file is None or self.engine != "openai",
             "with --engine openai the server renders messages: give --chat-template to the server",
         )
         greedy = self.sampling_temperature == 0

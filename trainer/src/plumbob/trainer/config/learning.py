@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from plumbob.trainer.algorithm.advantages import AdvantageSettings, Baseline, Overlong, Scale
 from plumbob.trainer.algorithm.importance_weights import CorrectionMode
+from plumbob.trainer.algorithm.kl import Estimator as KlEstimator
 from plumbob.trainer.algorithm.learning_rate import ScheduleType
 from plumbob.trainer.algorithm.losses import LOSSES, Objective
 from plumbob.trainer.algorithm.own_functions import OwnFunction, is_file, own
@@ -90,8 +91,6 @@ class LearningConfig:
     scale_rewards: Scale = option("none", bare="group", off="none")  # noqa: RUF009 - ruff does not see the alias
     """Divide advantages by the standard deviation of the rewards of their group (group) or of the whole step (batch),
     or not at all (none). Without a value: group."""
-    scale_epsilon: float = option(1e-4, above=0)
-    """Epsilon added to the standard deviation by which --scale-rewards divides."""
     loss: str | None = option(None)
     """FILE.py:FUNCTION: a loss of your own in place of the formula (docs/guides/training.md). The weights of tokens stay
     those of --loss-type."""
@@ -117,9 +116,8 @@ class LearningConfig:
 
     kl_beta: float = option(0.0, "--beta", group="KL penalty", at_least=0)
     """Coefficient of the KL penalty to the reference policy; 0 turns it off."""
-    kl_estimator: Literal["k1", "k2", "k3", "reward"] = option("k2")
-    """How the KL divergence is estimated in the loss: k2 has the right gradient there; k3 is GRPO's. reward: the KL
-    penalty is subtracted from the reward instead, estimated by k1, which is unbiased there."""
+    kl_estimator: KlEstimator = option("k2")  # noqa: RUF009 - ruff does not see the alias
+    """How the KL divergence is estimated in the loss: k2 has the right gradient; k3 is GRPO's."""
 
     importance_correction: CorrectionMode | None = option(  # noqa: RUF009 - ruff does not see the alias
         None, group="Differences between engine and trainer"
@@ -127,9 +125,6 @@ class LearningConfig:
     """Weight tokens by the trainer's probability over the engine's, to correct for their difference. token_truncate:
     per token, cut to 2; sequence_mask: per rollout (the geometric mean), and rollouts whose weight is above 1.05 or
     below its inverse are left out. Default: token_truncate with --bf16 or --max-staleness, else none."""
-    parity_limit: float | None = option(None, above=0)
-    """Stop the run if, after a weight sync (of `sft`: before an evaluation), engine and trainer log-probabilities of
-    fixed tokens differ by more than this on average, in nats. Default: 0.001; with --bf16 0.25."""
 
     def _check_objective(self) -> None:
         require(self.num_generations >= 2, "--num-generations must be at least 2: a group of one has no baseline")
@@ -186,14 +181,6 @@ class LearningConfig:
         return common | own
 
     @property
-    def kl_in_loss(self) -> bool:
-        return self.kl_beta > 0 and self.kl_estimator != "reward"
-
-    @property
-    def kl_in_reward(self) -> bool:
-        return self.kl_beta > 0 and self.kl_estimator == "reward"
-
-    @property
     def updates_per_step(self) -> int:
         """Optimizer steps per training step."""
         return self.num_iterations * self.num_minibatches
@@ -208,17 +195,14 @@ class LearningConfig:
         return low, self.epsilon_high or default_high
 
     def objective(self) -> Objective:
-        """Settings of the loss.
-
-        With --kl-estimator reward, the KL has coefficient 0 in the loss but is still measured.
-        """
+        """Settings of the loss."""
         low, high = self.clip_bounds()
         return Objective(
             loss_type=self.loss_type,
             epsilon=low,
             epsilon_high=high,
-            kl_beta=self.kl_beta if self.kl_in_loss else 0.0,
-            kl_estimator="k1" if self.kl_estimator == "reward" else self.kl_estimator,
+            kl_beta=self.kl_beta,
+            kl_estimator=self.kl_estimator,
             own=own("--loss", self.loss),
         )
 
@@ -227,10 +211,8 @@ class LearningConfig:
         own_rewards, drawn = own("--trained-reward", self.trained_reward), self.trained_reward == "random"
         return AdvantageSettings(
             scale=self.scale_rewards,
-            scale_epsilon=self.scale_epsilon,
             baseline="leave_one_out" if self.baseline == "leave_one_out" else "mean",
             overlong=self.overlong,
-            kl_beta=self.kl_beta,
             reward_weights={} if own_rewards or drawn else read_weights(self.trained_reward),
             random_rewards=self.seed if drawn else None,
             own_rewards=own_rewards,

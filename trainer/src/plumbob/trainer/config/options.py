@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from plumbob.console import UserError
-from plumbob.trainer.config.removed import accept_removed, under_new_names, without_removed
+from plumbob.trainer.config.removed import REMOVED_VALUES, accept_removed, under_new_names, without_removed
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -205,14 +205,14 @@ def spellings(cls: Any) -> dict[str, str]:
 
 
 def read_toml(path: Path, cls: Any) -> dict[str, Any]:
-    """Settings of the dataclass `cls` from a TOML file, without those that are gone.
+    """Settings of the dataclass `cls` from a TOML file, without those, and without values, that are gone.
 
     Raises UserError for a missing or invalid file or an unknown key.
     """
     values, unknown_options = read_file(path, cls)
     for key in without_removed(unknown_options):
         raise UserError(f"{path} has an unknown key {key!r}{did_you_mean(key, list(spellings(cls)))}")
-    return values
+    return {key: value for key, value in values.items() if (key, value) not in REMOVED_VALUES}
 
 
 def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -234,7 +234,7 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     known, fields = spellings(cls), {f.name: f for f in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     unknown_options: dict[str, Any] = {}
-    for key, value in content.items():
+    for key, value in _whole_template(content).items():
         name = known.get(key.replace("-", "_"))
         if name is None:
             unknown_options[key] = value
@@ -255,7 +255,7 @@ def settings_in(text: str, cls: Any) -> dict[str, Any]:
     A key that no field has stays as it is. Raises ValueError for a text that is no TOML.
     """
     known = spellings(cls)
-    values = tomllib.loads(text)
+    values = _whole_template(tomllib.loads(text))
     kept = {known.get(k, k): v for k, v in without_removed(values).items() if k != "command"}
     return kept | under_new_names(values)
 
@@ -280,9 +280,21 @@ def _check_command(path: Path, command: object, own: str) -> None:
 def _from_file(f: dataclasses.Field[Any], value: Any) -> Any:
     if isinstance(value, bool) and f.metadata.get("bare") is not None:
         return f.metadata["bare"] if value else f.metadata["off"]
-    if isinstance(value, dict) and f.name in ("env_args", "chat_template_args"):
-        return tuple(f"{key}={as_text(v)}" for key, v in value.items())
-    return value
+    return _pairs(value) if f.name == "env_args" else value
+
+
+def _pairs(value: Any) -> Any:
+    """A table of a TOML file as texts "key=value"; any other value as it is."""
+    return tuple(f"{key}={as_text(v)}" for key, v in value.items()) if isinstance(value, dict) else value
+
+
+def _whole_template(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's settings with what they say of the chat template in one list: older files have a Jinja file apart."""
+    names = {key: key.replace("-", "_") for key in content}
+    found = [key for name in ("chat_template", "chat_template_args") for key in content if names[key] == name]
+    said = [[value] if isinstance(value, str) else value for value in (_pairs(content[key]) for key in found)]
+    kept = {key: value for key, value in content.items() if key not in found}
+    return kept | ({"chat_template": [part for value in said for part in value]} if found else {})
 
 
 def as_text(value: Any) -> str:

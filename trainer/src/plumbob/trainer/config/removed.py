@@ -22,7 +22,7 @@ TABLE = """
   vllm_folder | any | adapters for vLLM servers on other machines are written to the run directory, so give an
       --output-dir that the machines share
   eval_accumulation_steps | any | evaluation keeps no tensors on the device
-  log_on_each_node | any | only rank 0 logs
+  log_on_each_node | false any | only rank 0 logs
   n_env_jobs | any | rollouts run asynchronously in the training process; --max-concurrent bounds their number
   few_shot_prob | any | no environment of plumbob puts solved examples into its prompts
   logging_steps | 1 any | each step has a row in the progress table
@@ -42,11 +42,16 @@ TABLE = """
   random_rewards | false | --trained-reward random draws rewards by lot
   threads | 0 any | the variable OMP_NUM_THREADS sets the number of CPU threads; a tiny model has one
   keep_traces | auto any | a run stores all its rollouts, or as many groups of each step as fit into 10 GB together
-  kl_placement | loss | --kl-estimator reward subtracts the KL penalty from the reward
+  kl_placement | loss | the KL penalty is in the loss, where --kl-estimator k2 has the KL divergence's own gradient
   delta | - | --loss-type cispo bounds the ratio of every token
   importance_cap | 1.05 2 | weights of tokens are cut to 2 (token_truncate), and rows beyond 1.05 are left out
       (sequence_mask)
   stop_when_flat | any | a run takes all its steps, and --keep-best keeps the best checkpoint
+  max_tool_seconds | 120 any | a tool call may take a fifth of --max-seconds
+  parity_limit | any | a run stops if engine and trainer differ by more than 0.001 nats on average, or 0.25 with --bf16
+  vllm_sync | any | a server says how it takes weights, which --sync of `vf-vllm` sets
+  vllm_gpus | - | start a server on these GPUs, `CUDA_VISIBLE_DEVICES=1,2 vf-vllm --model MODEL`, and give its --vllm-url
+  scale_epsilon | 0.0001 | the standard deviation by which --scale-rewards divides has 0.0001 added
   keep_control_tokens | false | a control token that a message spells stays text
   explain_unread_calls | true | the model is told the form of a call that could not be read, at most twice in a rollout
 """
@@ -75,14 +80,15 @@ TRL and its Trainer
       FILE.py:FUNCTION; `hub new` makes an environment
   optim adam_epsilon optim_args | nothing: the optimizer is AdamW with epsilon 1e-8
   fp16 | --bf16, or float32 without it
-  load_in_4bit load_in_8bit | nothing: base models are not quantised
+  load_in_8bit | --base-bits 8
+  load_in_4bit | --base-bits 8: 4 bits are not offered
   deepspeed fsdp fsdp_config | `accelerate launch --config-file configs/zero3.yaml -m plumbob.trainer ENV ...`
   dataset_config dataset_split dataset_train_split | --datasets NAME,CONFIG,SPLIT
   eval_strategy | --eval-steps
   save_strategy | --save-steps
   data_seed full_determinism | --seed
   shuffle_dataset | --task-order
-  chat_template_kwargs | --chat-template-args KEY=VALUE
+  chat_template_kwargs | --chat-template KEY=VALUE
   num_completions_to_print | --log-completions
   parallelism_config accelerator_config | `accelerate launch --config-file configs/zero3.yaml -m plumbob.trainer ENV ...`
   model_init_kwargs trust_remote_code repetition_penalty generation_kwargs cache_implementation
@@ -98,7 +104,7 @@ TRL and its Trainer
 accelerate and torchrun
   num_processes num_machines nproc_per_node nnodes machine_rank config_file | `accelerate launch --num-processes N
       -m plumbob.trainer ENV ...`, where it stands before -m
-  gpu_ids gpus cuda_visible_devices | the variable CUDA_VISIBLE_DEVICES, or --vllm-gpus for the server of the run
+  gpu_ids gpus cuda_visible_devices | the variable CUDA_VISIBLE_DEVICES, of `train` or of `vf-vllm`
   mixed_precision | --bf16
 verifiers
   rollouts_per_example | --num-generations
@@ -106,7 +112,7 @@ verifiers
       --microbatch-tokens, in tokens
   max_seq_len max_seq_length max_response_length | --max-context for a whole rollout, --max-tokens for a turn
   env_kwargs | -a NAME=VALUE, or --NAME VALUE
-  inference_gpu_ids | --vllm-gpus
+  inference_gpu_ids | the variable CUDA_VISIBLE_DEVICES of `vf-vllm`, and --vllm-url
 verl, OpenRLHF and slime
   rollout_n n_samples_per_prompt group_size | --num-generations
   train_batch_size rollout_batch_size global_batch_size | --batch-size, in rollouts
@@ -143,17 +149,10 @@ REMOVED = {row[0]: Removed(*row) for row in table_rows(TABLE)}
 INSTEAD = {name: say for names, say in table_rows(OTHERS) for name in names.split()}
 """Name of another trainer's option, with underscores -> what to write here."""
 
-SWITCHES = (
-    *(
-        "random_rewards",
-        "log_on_each_node",
-        "save_only_model",
-        "task_pools",
-        "keep_control_tokens",
-        "explain_unread_calls",
-    ),
-    *("eval_on_start", "report"),
-)
+REMOVED_VALUES = (("kl_estimator", "reward"), ("kl_estimator", "k1"))
+"""(setting, a value that it does not take any more)."""
+
+SWITCHES = frozenset(name for name, row in REMOVED.items() if {"true", "false"} & set(row.values.split()))
 """Names in REMOVED whose options need no value."""
 
 
@@ -190,8 +189,7 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def under_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of an older run's file that decided what was learned and have another name now."""
-    found = {"trained_reward": "random"} if values.get("random_rewards") else {}
-    return found | ({"kl_estimator": "reward"} if values.get("kl_placement") == "reward" else {})
+    return {"trained_reward": "random"} if values.get("random_rewards") else {}
 
 
 def _same_text(value: Any) -> str:

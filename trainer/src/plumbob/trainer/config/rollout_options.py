@@ -15,12 +15,11 @@ ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "qwe
 class ChatOptions:
     """The settings of how conversations are written for the model."""
 
-    chat_template: str | None = option(None, group="Sampling")
-    """Jinja file with the chat template to use in place of the model's own. A directory of results keeps a copy, which
-    --resume uses. `evaluate --engine openai` does not take it: give it to the server."""
-    chat_template_args: tuple[str, ...] = option(())
-    """Value of a variable of the chat template, as NAME=VALUE with VALUE in JSON or as text; may be repeated. Example:
-    enable_thinking=false turns the thinking of Qwen3's hybrid models off. A request to `serve` may set it too."""
+    chat_template: tuple[str, ...] = option((), "--chat-template-args", group="Sampling")
+    """NAME=VALUE: a variable of the chat template, with VALUE in JSON or as text; may be repeated. Example:
+    enable_thinking=false turns the thinking of Qwen3's hybrid models off. FILE: a Jinja file with the chat template to
+    use in place of the model's own; `evaluate --engine openai` does not take it: give it to the server. A directory of
+    results keeps a copy of the template, which --resume uses. A request to `serve` may set variables too."""
     tool_format: ToolFormatName | None = option(None)  # noqa: RUF009 - ruff does not see the alias
     """Form in which the model writes tool calls: hermes (JSON in <tool_call> tags), llama3 (bare JSON), mistral
     ([TOOL_CALLS]), pythonic ([f(a=1)]), qwen-coder (JSON in <tools> tags), qwen-xml (<function=f>), auto. Each also
@@ -49,9 +48,12 @@ class RolloutOptions(ChatOptions):
     """Maximum number of tokens in one rollout, prompt and tool results included."""
     max_seconds: float = option(600.0, above=0)
     """Time limit of one rollout's setup and turns, and another of the same length for its scoring, in seconds. Turns
-    sampled until then are kept."""
-    max_tool_seconds: float = option(120.0, above=0)
-    """Time limit of one tool call, and of any environment code (hook, metric, reward) that blocks other rollouts, in
-    seconds. A rollout that exceeds it has failed, and what hung is named."""
+    sampled until then are kept. One tool call, and any environment code (hook, metric, reward) that blocks other
+    rollouts, may take a fifth of it: otherwise the rollout has failed, and what hung is named."""
     max_concurrent: int = option(128, at_least=1)
     """Maximum number of rollouts that each process samples at the same time."""
+
+    @property
+    def max_tool_seconds(self) -> float:
+        """Time limit of one tool call, and of environment code that blocks other rollouts, in seconds."""
+        return self.max_seconds / 5

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from plumbob.trainer.algorithm.importance_weights import CAPS, CorrectionMode
 from plumbob.trainer.algorithm.pass_at_k import ks_of
 from plumbob.trainer.config import mixture
-from plumbob.trainer.config.chat_template import read_values
+from plumbob.trainer.config.chat_template import read_parts
 from plumbob.trainer.config.learning import LearningConfig
 from plumbob.trainer.config.options import (
     check_run_name,
@@ -32,11 +32,11 @@ FIXED_ON_RESUME = (
     "task_order",
     "model",
     "chat_template",
-    "chat_template_args",
     "peft",
     "lora_r",
     "lora_alpha",
     "lora_targets",
+    "base_bits",
     "seed",
     "eval_examples",
     "max_prompt_length",
@@ -74,13 +74,8 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """Largest share of each GPU's memory for the keys and values of rollouts, with --engine paged. With --engine vllm:
     the whole share of the server that the run starts, its weights included (vLLM's --gpu-memory-utilization)."""
     vllm_url: tuple[str, ...] = option((), "--vllm-server-base-url")
-    """URL of a running vf-vllm server, for --engine vllm; may be repeated. Default: the run starts a server of its
-    own."""
-    vllm_sync: Literal["lora", "nccl", "ipc", "disk"] | None = option(None)
-    """How trained weights are sent to vLLM. Default: lora (the adapter) with --peft; else nccl between GPUs, ipc on a
-    shared GPU, disk without a GPU."""
-    vllm_gpus: str | None = option(None)
-    """GPUs of the vLLM server that the run starts, such as 1,2. Default: the trainer's GPUs, shared with it."""
+    """URL of a running vf-vllm server, for --engine vllm; may be repeated. Default: the run starts a server of its own,
+    on the trainer's GPUs."""
     vllm_sleep: bool = option(False, "--vllm-enable-sleep-mode")
     """Let the vLLM server that the run starts free its GPU memory while a step trains."""
 
@@ -99,6 +94,9 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """LoRA dropout. With a value above 0, the policy that is trained is not the policy that samples."""
     lora_targets: str = option(LORA_TARGETS, "--lora-target-modules")
     """Modules that get a LoRA adapter, separated by commas; all-linear: every linear layer but the head."""
+    base_bits: int | None = option(None)
+    """Bits of each weight of the layers' frozen matrices with --peft: 16 (32 without --bf16), or 8, in which case the
+    trained model is the adapter on the rounded base, and so is the final model. Default: 8 only if --gpu-memory needs it."""
     bf16: bool = option(False)
     """Compute in bfloat16; the trained weights stay float32."""
     gradient_checkpointing: bool = option(False)
@@ -113,8 +111,7 @@ class TrainConfig(RolloutOptions, LearningConfig):
     evaluations also report pass@k, for k = 1, 2, 4, ... up to this number; a rollout with a reward of 1 passes."""
     keep_best: str | None = option(None)
     """Metric whose highest value decides which checkpoint is kept besides --save-total-limit, and becomes the final
-    model: eval/greedy, eval/sampled, eval/pass@K, or a metric of every step, such as reward/mean. Of a metric that is
-    nothing the model earns, such as policy/entropy, a warning says so."""
+    model: eval/greedy, eval/sampled, eval/pass@K, or what it earns in each step, such as reward/mean."""
     save_steps: int | None = option(None, at_least=1)
     """Save a checkpoint every this many steps. Default: as often as possible with saving below 3% of the run's time."""
     save_total_limit: int = option(2, at_least=1)
@@ -149,10 +146,16 @@ class TrainConfig(RolloutOptions, LearningConfig):
         require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
-        read_values(self.chat_template_args)
+        read_parts(self.chat_template)
         self._check_own()
         self._check_objective()
         self._check_vllm()
+        require(self.base_bits in (None, 8, 16), f"--base-bits must be 8 or 16, not {self.base_bits}")
+        sampled_elsewhere = self.engine == "vllm" or not self.peft
+        require(
+            self.base_bits != 8 or not sampled_elsewhere,
+            "--base-bits 8 needs --peft, and an engine in the training process: not --engine vllm",
+        )
         self._check_keep_best()
 
     def _check_vllm(self) -> None:
@@ -161,11 +164,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
             not self.max_staleness or ahead,
             "--max-staleness samples rollouts while a step trains, so it needs --engine vllm and --peft, and no "
             "--vllm-sleep",
-        )
-        require((self.vllm_sync == "lora") <= self.peft, "--vllm-sync lora sends an adapter: it needs --peft")
-        require(
-            self.vllm_sync in (None, "lora") or not self.peft,
-            "with --peft, weights are synced as an adapter: leave --vllm-sync out or set it to lora",
         )
 
     def _check_mixture(self) -> None:
@@ -222,15 +220,6 @@ class TrainConfig(RolloutOptions, LearningConfig):
         """(mode, cap) of the importance weights, with the default for the precision."""
         mode = self.importance_correction or ("token_truncate" if self.bf16 or self.max_staleness else "none")
         return mode, CAPS[mode]
-
-    def weight_sync(self, on_gpu: bool) -> Literal["lora", "nccl", "ipc", "disk"]:
-        """How weights reach vLLM: --vllm-sync, or the default for what is trained and where vLLM runs."""
-        if self.vllm_sync is not None:
-            return self.vllm_sync
-        if self.peft:
-            return "lora"
-        shared = not self.vllm_url and self.vllm_gpus is None
-        return "disk" if not on_gpu else "ipc" if shared else "nccl"
 
     @property
     def fixed_on_resume(self) -> tuple[str, ...]:

@@ -100,6 +100,7 @@ def join_world(device: torch.device | None = None) -> World:
     )
     if device is None:
         device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+    os.environ["PLUMBOB_DEVICE"] = str(device)  # where small models of environments compute too (plumbob.retrieval)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if size > 1 and not dist.is_initialized():

@@ -86,10 +86,8 @@ class LiveRun:
         return [(list(one.token_ids), list(one.logprobs)) for one in self.runner.run(all_of_them())]
 
     def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
-        run, samples = (
-            self.run,
-            [Sample(list(i), list(at), [0.0] * len(i), 0.0, "", "", False) for i, at in rows],
-        )
+        run = self.run
+        samples = [Sample(list(i), list(at), [0.0] * len(i), 0.0, "", "", False) for i, at in rows]
         scored = run.policy.score_rows(samples, run.config.temperature, run.state.microbatch_tokens)
         return [scores.cpu().double().numpy() for scores in scored]
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from plumbob.rollout.scripted import ScriptedChat, replies_of_messages
 from plumbob.rollout.toolcalls import ParsedCall
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.stream import TaskStream
-from plumbob.trainer.rollouts.tasks import Tasks, load_evaluation_tasks
+from plumbob.trainer.rollouts.tasks import Tasks
 
 MOST_READ = 1000
 """Number of tasks that are read of those without end."""
@@ -58,7 +58,6 @@ class VerifiersPlayer:
     config: TrainConfig
     tasks: Tasks
     runner: asyncio.Runner
-    _like: list[vf.Task] = field(default_factory=list)
 
     @cached_property
     def train(self) -> Sequence[Task]:
@@ -92,47 +91,23 @@ class VerifiersPlayer:
 
     def play(self, script: Script) -> Played:
         start = time.perf_counter()
-        trace = self.runner.run(self._rollout(script, ScriptedChat))
-        return played_of(script.task, trace, time.perf_counter() - start)
+        (played,) = self.play_at_once([script])
+        return replace(played, seconds=time.perf_counter() - start)
 
     def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
         async def all_of_them() -> list[vf.Trace]:
             slots = asyncio.Semaphore(self.config.max_concurrent)
-            return await asyncio.gather(*(self._rollout(script, _Yielding, slots) for script in scripts))
+            return await asyncio.gather(*(self._rollout(script, slots) for script in scripts))
 
         traces = self.runner.run(all_of_them())
         return [played_of(script.task, trace) for script, trace in zip(scripts, traces, strict=True)]
 
-    def _rollout(
-        self, script: Script, kind: type[ScriptedChat], slots: asyncio.Semaphore | None = None
-    ) -> Coroutine[Any, Any, vf.Trace]:
+    def _rollout(self, script: Script, slots: asyncio.Semaphore | None = None) -> Coroutine[Any, Any, vf.Trace]:
         """The rollout of a task in which a script answers in place of a model. `slots`: as those of `run_rollout`."""
         turns = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
-        chat, limits = (
-            kind(turns, ending="max_turns"),
-            replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds),
-        )
-        tasks = self.tasks
-        return run_rollout(
-            *(script.task.handle, chat, None),
-            limits=limits,
-            shared_toolsets=tasks.toolsets,
-            driver=tasks.driver,
-            slots=slots,
-        )
-
-    def play_ideal(self, task: Task) -> Played | None:
-        settings = dict(getattr(find(self.config.env).load(), "oracle_settings", {}))
-        if not settings or not hasattr(task.handle, "oracle"):
-            return None
-        if not self._like:
-            given = dict(pair.split("=", 1) for pair in self.config.env_args)
-            if self.config.datasets is not None:
-                given["datasets"] = self.config.datasets
-            self._like += load_evaluation_tasks(self.config.env, given, 1, oracle=True).tasks[:1]
-        other = task_of(type(task.handle)(task.handle.data, self._like[0].config), task.split)
-        turns = self.oracle(other)
-        return self.play(Script(other, turns)) if isinstance(turns, tuple) else None
+        limits = replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds)
+        how: dict[str, Any] = {"shared_toolsets": self.tasks.toolsets, "driver": self.tasks.driver, "slots": slots}
+        return run_rollout(script.task.handle, _Yielding(turns, ending="max_turns"), None, limits=limits, **how)
 
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         async def all_of_them() -> list[str | None]:
@@ -154,12 +129,10 @@ class VerifiersPlayer:
         except Exception:  # what a tool raises is seen in its rollout; here it cannot be compared
             return [None] * len(calls)
 
-    def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
+    def place(self, kind: Literal["reward", "tool", "tasks"], name: str = "") -> str:
         first = self.train[0].handle
         if kind == "tasks":
             return place_of(find(self.config.env).load().load)
-        if kind == "oracle":
-            return place_of(getattr(first, "oracle", None))
         if kind == "reward":
             hooks = {hook.__name__: hook for hook in first.hooks("reward")}
             return place_of(hooks.get(name) or next(iter(hooks.values()), None))
@@ -178,7 +151,7 @@ def task_of(task: vf.Task, split: Literal["train", "held-out"]) -> Task:
     return Task(task.key, split, data, text, task)
 
 
-def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0) -> Played:
+def played_of(task: Task, trace: vf.Trace) -> Played:
     """A trace as the examination sees it."""
     error = trace.errors[-1] if trace.errors else None
     return Played(
@@ -188,6 +161,5 @@ def played_of(task: Task, trace: vf.Trace, seconds: float = 0.0) -> Played:
         messages_of({"message": node.message.model_dump(), "sampled": node.sampled} for node in trace.nodes),
         None if trace.ok else FAILURES.get(error.type, "fails") if error else "fails",
         f"{error.type}: {' '.join(error.message.split())[:300]}" if error else "",
-        seconds,
-        {tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
+        tools={tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
     )

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
-from plumbob.trainer.algorithm.learning_rate import default_rate, learning_rate
-from plumbob.trainer.config import doubtful_settings
+from plumbob.trainer.algorithm.learning_rate import learning_rate
 from plumbob.trainer.config.train import TrainConfig
 
 FEWEST_GROUPS, FEWEST_ROLLOUTS = 4, 32
@@ -16,8 +15,6 @@ FEWEST_GROUPS, FEWEST_ROLLOUTS = 4, 32
 LEFT_IN_A_HUNDRED, LEFT_AT_THE_END = 0.9, 0.5
 """Smallest share of a weight without a gradient that decay may leave in a hundred updates, and in the whole run: .82 after 12
 steps destroys the bundled policy."""
-SMALLEST_SCALE = 1 / 24
-"""Smallest alpha / rank of an adapter with the default learning rate."""
 
 
 def checks(config: TrainConfig) -> Iterator[Finding]:
@@ -30,24 +27,12 @@ def _judged(config: TrainConfig) -> Iterator[tuple[str, str, bool, str]]:
     rollouts, size = config.rollouts_per_step(1), config.num_generations
     few, said = rollouts // size < FEWEST_GROUPS, f"a step has {rollouts // size} groups of {size} rollouts"
     yield "a step has enough groups", "too-little-signal", few and rollouts < FEWEST_ROLLOUTS, said
-    if config.kl_in_loss:
-        estimator = config.objective().kl_estimator
-        bad = estimator == "k1"  # E_p[grad log p] = 0, and so it is with the importance ratio of later updates
-        said = f"--kl-beta {config.kl_beta:g} in the loss, with the estimator {estimator}"
-        said += ", whose gradient is 0 on average: it adds noise and holds nothing" if bad else ""
-        yield "the KL term has a direction", "kl-term-wrong", bad, said
     # Of each step, as a share of the peak; none for a run whose length is unknown.
     kind, warmup, steps = config.lr_scheduler_type, config.warmup_steps, max(config.max_steps, 0)
     rates = [learning_rate(kind, 1.0, k, warmup=warmup, total=config.max_steps) for k in range(steps)]
     if warmup and rates:
         said = f"--warmup-steps {warmup} in {steps} steps: the highest learning rate is {max(rates):.1%} of --learning-rate"
         yield "the learning rate reaches its peak", "learning-rate-too-low", max(rates) < 0.5, said
-    if config.peft:
-        scale, peak = config.lora_alpha / config.lora_r, config.learning_rate
-        usual = peak is None or any(math.isclose(peak, default_rate(tiny=tiny, peft=True)) for tiny in (False, True))
-        said = f"--lora-alpha {config.lora_alpha} by --lora-r {config.lora_r} multiplies what the adapter adds by {scale:.3g}"
-        check = "the adapter's scale leaves the learning rate as it is"
-        yield check, "learning-rate-too-low", usual and scale < SMALLEST_SCALE, said
     if config.weight_decay and config.learning_rate is not None and rates:
         # Each update multiplies a weight without a gradient by 1 - rate x decay (arXiv:1711.05101, algorithm 2).
         decay = config.learning_rate * config.weight_decay
@@ -57,7 +42,3 @@ def _judged(config: TrainConfig) -> Iterator[tuple[str, str, bool, str]]:
         said = f"--weight-decay {config.weight_decay:g} alone leaves {left:.1%} of each weight after {steps} steps"
         bad = fast < LEFT_IN_A_HUNDRED or left < LEFT_AT_THE_END
         yield "weight decay leaves the weights", "learning-rate-too-high", bad, said
-    if config.keep_best is not None:
-        why = doubtful_settings.why_not_better(config.keep_best)
-        said = why or f"--keep-best {config.keep_best} keeps the checkpoint that earns the most"
-        yield "the final model is chosen by what it earns", "saved-model-differs", why is not None, said

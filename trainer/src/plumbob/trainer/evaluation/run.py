@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 import tomllib
@@ -111,6 +112,8 @@ class Plan:
 
 def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: bool = False) -> int:
     """Carry out an evaluation; returns the exit code. Raises UserError."""
+    if config.computes_here:
+        os.environ["PLUMBOB_DEVICE"] = "cuda"  # where small models of environments compute too, if there is a GPU
     plans = [plan(config, env) for env in config.envs]
     recorded = None if resume_from is None else resume_from / RECORDED
     with closing(ask(config, recorded)) as asked:

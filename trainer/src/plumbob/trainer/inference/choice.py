@@ -91,22 +91,22 @@ def decide(
     later: int = 0,
     command: str,
 ) -> Chosen:
-    """The engine to open, when `model` lies where it computes, the engine's own copy of it excepted.
+    """The engine to open, when `model` lies where it computes, copies of it for the engine alone excepted.
 
     `dtype`: the precision of the engine's weights. `share`: most of a GPU's memory for keys and values. `later`: bytes
-    that training will take of the GPU's memory. `command`: how to start vLLM instead.
+    that training and those copies will take of the GPU's memory. `command`: how to start vLLM instead.
     """
     if measured.asked != "auto":
         decoding = measured.decodings[measured.asked]
         return Chosen(measured.asked, decoding, tuple(decoding.lines() if decoding else ()))
     refusal, needed, free = measured.refusal, 0, 0
     if device.type == "cuda" and processes == 1 and refusal is None:
-        from plumbob.trainer.inference.paged.memory import bytes_of_rollout, bytes_of_weights, memory_of
+        from plumbob.trainer.inference.paged.memory import bytes_of_rollout, memory_of
 
         memory = memory_of(device)
         assert memory is not None
         rollout = bytes_of_rollout(model, dtype, max_context)
-        needed = bytes_of_weights(model, dtype) + rollout + later + memory.margin
+        needed = rollout + later + memory.margin
         free = memory.free
         if rollout > memory.total * share:
             refusal = (

@@ -184,7 +184,7 @@ class TrainingEngine(Protocol):
 
 WRONG_WEIGHTS = (
     "it does not serve the weights that are trained; if sync/parity was near the limit before, the difference may be "
-    "rounding: raise --parity-limit"
+    "rounding: leave --bf16 out, or choose another --engine"
 )
 """End of the error message for a parity beyond its limit: what it means, and what to do."""
 

@@ -13,7 +13,7 @@ import torch
 from plumbob.console import UserError
 from plumbob.console.working import note
 from plumbob.rollout import Chat
-from plumbob.trainer.config.chat_template import OWN, TemplateChoice, read_values
+from plumbob.trainer.config.chat_template import OWN, TemplateChoice, read_parts
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.inference import choice
 from plumbob.trainer.inference.chat_server import ChatServer
@@ -55,7 +55,7 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
 
     `recorded`: the file in which an evaluation that is resumed has recorded its chat template.
     """
-    template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
+    template = TemplateChoice(config.chat_template, recorded)
     if config.computes_here:
         return load_engine_here(
             config.model,
@@ -79,7 +79,7 @@ def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedE
         http.close()
         raise
     if config.engine == "openai":
-        server = ChatServer(http, url, config.model, read_values(config.chat_template_args))
+        server = ChatServer(http, url, config.model, read_parts(config.chat_template)[1])
         return LoadedEngine(server, None, config.base_url, config.max_context, "openai", http.close)
     return LoadedEngine(
         TokenServers(http, [url], config.model), chat, config.base_url, config.max_context, "vllm", http.close

@@ -14,7 +14,13 @@ from plumbob.trainer.policy.compiling import uncompiled
 from plumbob.trainer.policy.policy import Policy
 
 PARITY, PARITY_BF16 = 1e-3, 0.25
-"""Largest mean |difference| of engine and trainer log-probabilities on fixed tokens after a weight sync, in nats per token."""
+"""Largest mean |difference| of engine and trainer log-probabilities on fixed tokens after a weight sync, in nats per token.
+
+A model whose rounding errors were measured to be larger when it was loaded has theirs as its limit. Rounding errors grow
+with log-probabilities: where these are above `UNLIKELY` on average, the limit grows with them.
+"""
+UNLIKELY = 5.0
+"""Mean |log-probability| of fixed tokens, in nats, above which the limit of their difference grows in proportion."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ def sync_weights(
     """
     with torch.no_grad(), uncompiled():
         trained = policy.score([row], temperature=1.0).logprobs.tolist()
-    limit = policy.config.parity_limit or (PARITY_BF16 if engine.dtype == torch.bfloat16 else PARITY)
+    unlikely = max(1.0, sum(map(abs, trained)) / len(trained) / UNLIKELY)
+    limit = max(PARITY_BF16 if engine.dtype == torch.bfloat16 else PARITY, policy.plan.limit) * unlikely
     limit = limit if checked else math.inf
     try:
         update = engine.update(policy.sharding.stream(), in_flight="finish" if under_way else "refuse")

@@ -242,7 +242,7 @@ def limit_by_float64(model: PreTrainedModel, rows: Sequence[Sample], logprobs: t
     by 5e-5 nats, but all are 6e-4 from float64 (CPU); packed rows there differ by 1.1e-3 from rows alone (H200).
     """
     try:
-        with in_float64(model):
+        with in_type(model, torch.float64):
             exact = torch.cat([own_logprobs(model, row.token_ids)[-row.num_sampled :] for row in rows])
     except Exception:  # a kernel of the model does not take float64, or memory runs out
         return limit
@@ -250,10 +250,10 @@ def limit_by_float64(model: PreTrainedModel, rows: Sequence[Sample], logprobs: t
 
 
 @contextmanager
-def in_float64(model: PreTrainedModel) -> Generator[None]:
-    """In this context the model computes in float64, but for what its code casts to float32 itself.
+def in_type(model: PreTrainedModel, dtype: torch.dtype) -> Generator[None]:
+    """In this context the model computes in `dtype`, but for what its code casts to float32 itself.
 
-    Each module's weights are float64 only while it runs: a copy of the whole model could exceed the memory.
+    Each module's weights have this type only while it runs: a copy of the whole model could exceed the memory.
     """
     given: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
@@ -261,7 +261,7 @@ def in_float64(model: PreTrainedModel) -> Generator[None]:
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         given[id(module)] = [(tensor, tensor.data) for tensor in own if tensor.is_floating_point()]
         for tensor, data in given[id(module)]:
-            tensor.data = data.double()
+            tensor.data = data.to(dtype)
 
     def narrow(module: torch.nn.Module, args: object, output: object) -> None:
         for tensor, data in given.pop(id(module), []):

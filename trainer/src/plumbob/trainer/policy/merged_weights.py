@@ -13,15 +13,17 @@ def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     The adapter is added in float32, because rounding the sum to bfloat16 loses most of an early update: four fifths of
     an update of relative size 1e-3, and a sixth of one of relative size 1e-2.
     """
-    merged = {
-        name: layer.base_layer.weight.float() + layer.get_delta_weight(layer.active_adapters[0]).float()
-        for name, layer in lora_layers(model).items()
-    }
+    layers = lora_layers(model)
+    stored = {name: module for name, module in model.named_modules() if hasattr(module, "float_weight")}  # in 8 bits
     state = {}
     for name, tensor in model.state_dict().items():
         if "lora_" in name:
             continue
         plain = name.replace(".base_layer.", ".")
-        whole = merged.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
-        state[plain] = (tensor if whole is None else whole).detach().float().cpu()
+        layer = layers.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
+        base = stored.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        whole = tensor.float() if base is None else base.float_weight()
+        if layer is not None:
+            whole = whole + layer.get_delta_weight(layer.active_adapters[0]).float()
+        state[plain] = whole.detach().cpu()  # one by one: a GPU may not hold a float32 copy of all
     return state

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from plumbob.console import UserError
 from plumbob.rollout import Sample
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed import model_files as files
@@ -17,7 +18,8 @@ from plumbob.trainer.distributed.base import MakeOptimizer, Replicated, Sharding
 from plumbob.trainer.distributed.launcher import Request, shard
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy.compiling import compile_layers, uncompiled
-from plumbob.trainer.policy.forward_plan import ForwardPlan, plan_forward
+from plumbob.trainer.policy.forward_plan import ForwardPlan, in_type, plan_forward
+from plumbob.trainer.policy.loading import BASE_BITS
 from plumbob.trainer.policy.merged_weights import merged_state
 from plumbob.trainer.policy.packed_attention import SHARES_WITH_FLASH, has_flash
 from plumbob.trainer.policy.packing import pack, pack_padded, pack_prompts
@@ -72,6 +74,14 @@ class Policy:
 
             torch.manual_seed(config.seed)
             add_lora(model, config)
+            if config.base_bits == 8:
+                from plumbob.trainer.policy.int8_base import to_int8
+
+                if not whole:
+                    raise UserError(
+                        "--base-bits 8 is for weights that are whole in each process, not divided among several"
+                    )
+                to_int8(model, device)
             if config.bf16:
                 _halve_frozen_weights(model, device if whole else None)
         else:
@@ -122,13 +132,15 @@ class Policy:
     def engine_model(self, *, share: bool = True) -> PreTrainedModel:
         """A copy of the model for an engine; call it before `shard`.
 
-        `share`: the copy shares frozen weights that have the engine's dtype already.
+        `share`: the copy shares frozen weights that have the engine's dtype already, or are stored in 8 bits.
         """
-        dtype = torch.bfloat16 if self.config.bf16 else torch.float32
         memo = {}
         for p in self.model.parameters():
-            shared = share and not p.requires_grad and p.dtype == dtype
-            memo[id(p)] = p if shared else torch.nn.Parameter(p.detach().to(self.device, dtype, copy=True))
+            dtype = p.dtype if not p.is_floating_point() else torch.bfloat16 if self.config.bf16 else torch.float32
+            own = p
+            if not share or p.requires_grad or p.dtype != dtype:
+                own = torch.nn.Parameter(p.detach().to(self.device, dtype, copy=True), dtype.is_floating_point)
+            memo[id(p)] = own
         # Only weights are cast: rotary frequencies in bfloat16 would be off by radians after a thousand tokens.
         return copy.deepcopy(self.model, cast(dict[int, object], memo)).to(self.device)
 
@@ -158,24 +170,19 @@ class Policy:
     def in_float32(self) -> Generator[None]:
         """In this context scores are computed in float32, also in a run with `--bf16`, to tell small changes from rounding.
 
-        Frozen matrices that are held in bfloat16 take 4 bytes per parameter meanwhile. Where the forward pass is a
-        collective, nothing changes. No gradient may be computed here: it would be that of another run.
+        Where the forward pass is a collective, nothing changes. No gradient may be computed here: it would be that of
+        another run.
         """
         if not self.config.bf16 or self.sharding.collective_forward:
             yield
             return
-        halves = {p: p.data for p in self.model.parameters() if p.dtype == torch.bfloat16}
         scorer, flash = self.scorer.bf16, self._flash
         try:
-            for parameter, half in halves.items():
-                parameter.data = half.float()
             self.scorer.bf16 = self._flash = False
-            with uncompiled(), torch.no_grad():
+            with in_type(self.model, torch.float32), uncompiled(), torch.no_grad():
                 yield
         finally:
             self.scorer.bf16, self._flash = scorer, flash
-            for parameter, half in halves.items():
-                parameter.data = half
 
     @property
     def shares(self) -> bool:
@@ -243,7 +250,12 @@ class Policy:
         if self.sharding.collective_forward:
             files.save(folder, self.sharding, self.model)
             return
+        self._save_own(folder)
+
+    def _save_own(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
+        if self.config.base_bits == 8:
+            (folder / BASE_BITS).write_text("8")
 
     def restore(self, folder: Path) -> None:
         """Load what `save` wrote into the model. Where weights are divided, every rank must call it."""
@@ -270,7 +282,7 @@ class Policy:
             files.save_merged(folder, self.sharding, self.model)
             return
         if self.config.peft:
-            self.model.save_pretrained(folder / "adapter")
+            self._save_own(folder / "adapter")
         plain_config = copy.deepcopy(self.model.config)
         plain_config.dtype = torch.float32
         with torch.device("meta"):
@@ -331,18 +343,28 @@ def _remove_dropout(model: PreTrainedModel) -> None:
 def _halve_frozen_weights(model: PreTrainedModel, device: torch.device | None) -> None:
     """Store frozen matrices in bfloat16 if that changes no value, as in models that were published in bfloat16.
 
-    Autocast would otherwise cast them in each pass. Embeddings and norms stay float32, because the residual stream
-    begins with them. `device`: where these matrices are compared and then stay; None: where they are. A GPU compares those
-    of a model of 1.5B parameters in milliseconds, a CPU in seconds.
+    Autocast would otherwise cast them in each pass. What embeddings give becomes float32 under autocast, because the
+    residual stream begins with it. `device`: where these matrices are compared and then stay; None: where they are, and
+    embeddings stay float32, because a model whose weights are divided is. A GPU compares those of a model of 1.5B
+    parameters in milliseconds, a CPU in seconds.
     """
-    tied = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+    embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    kept = {id(p) for m in embeddings if device is None or type(m) is not torch.nn.Embedding for p in m.parameters()}
     for module in model.modules():
-        if not isinstance(module, torch.nn.Linear):
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             continue
         for parameter in module.parameters(recurse=False):
-            if parameter.requires_grad or id(parameter) in tied:
+            if parameter.requires_grad or parameter.dtype != torch.float32 or id(parameter) in kept:
                 continue
             parameter.data = parameter.data.to(device)
             half = parameter.data.bfloat16()
             if torch.equal(half.float(), parameter.data):
                 parameter.data = half
+    for module in embeddings:
+        if module.weight.dtype == torch.bfloat16:
+            module.register_forward_hook(_widen)
+
+
+def _widen(module: torch.nn.Module, args: object, hidden: torch.Tensor) -> torch.Tensor:
+    """A hook: what the module gives is float32 in the trainer, whose passes have autocast, and not in an engine's copy."""
+    return hidden.float() if torch.is_autocast_enabled(hidden.device.type) else hidden

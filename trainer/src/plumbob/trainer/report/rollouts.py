@@ -7,7 +7,7 @@ import gzip
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
@@ -264,21 +264,3 @@ def _answer(trace: dict[str, Any]) -> str:
 
 def finite(value: Any) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def lines_of(found: Rollouts, texts: Sequence[dict[int, Any]], runs: Sequence[str]) -> Iterator[str]:
-    """The page's rollouts as lines of JSON, for other programs: ids, texts, origin, masks and numbers of each token."""
-    run_of_chunk = dict(zip(found.index["chunk"], found.index["run"], strict=True))
-    for number, chunk in enumerate(found.chunks):
-        run = run_of_chunk.get(number, 0)
-        for rollout in json.loads(gzip.decompress(base64.b64decode(chunk)).decode(errors="surrogatepass")):
-            words = [texts[run].get(token) for token in rollout["ids"]]
-            texts_ = [bytes(word).decode(errors="replace") if isinstance(word, list) else word for word in words]
-            full = {
-                **rollout,
-                "nodes": [[ROLES[role], count] for role, count in rollout["nodes"]],
-                "mask": expand(rollout["mask"]),
-                "loss": expand(rollout["loss"] or rollout["mask"]),
-                "content": expand(rollout["content"]),
-            }
-            yield json.dumps({"run": runs[run], **full, "texts": texts_}, ensure_ascii=False)

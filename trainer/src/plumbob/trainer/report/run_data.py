@@ -14,11 +14,10 @@ from typing import Any
 from plumbob.console import UserError
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
-from plumbob.trainer.config.doubtful_settings import earned
 from plumbob.trainer.config.train import EVALUATED
 from plumbob.trainer.evaluation.statistics import t_95
 from plumbob.trainer.report.rollouts import finite
-from plumbob.trainer.run_files.metric_names import describe
+from plumbob.trainer.run_files.metric_names import describe, earned
 from plumbob.trainer.run_files.run_directory import (
     read_metrics,
     run_config,

@@ -1,4 +1,4 @@
-"""Write the report of runs: one HTML file with everything in it, and on request the rollouts as lines of JSON."""
+"""Write the report of runs: one HTML file with everything in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
-from plumbob.trainer.report.rollouts import COLUMNS, ROLES, Rollouts, collect, lines_of, packed
+from plumbob.trainer.report.rollouts import COLUMNS, ROLES, Rollouts, collect, packed
 from plumbob.trainer.report.run_data import RunData, meanings, read_run, run_directories, seed_groups
 from plumbob.trainer.report.vocabulary import token_texts, tokenizer_file
 from plumbob.trainer.run_files.run_directory import write_whole
@@ -90,18 +90,9 @@ def read(
     return Report(runs, rollouts, texts)
 
 
-def write(report: Report, path: Path, *, with_lines: bool = False) -> list[Path]:
-    """Write the page to `path`, and `with_lines` its rollouts as JSON lines beside it; returns the files.
-
-    Raises OSError; an older page is then still whole.
-    """
+def write(report: Report, path: Path) -> None:
+    """Write the page to `path`. Raises OSError; an older page is then still whole."""
     write_whole(path, page(report))
-    if not with_lines:
-        return [path]
-    lines = path.with_suffix(".jsonl")
-    names = [run.name for run in report.runs]
-    write_whole(lines, "".join(line + "\n" for line in lines_of(report.rollouts, report.texts, names)))
-    return [path, lines]
 
 
 def write_at_end(run_dir: Path) -> Path:

@@ -69,8 +69,6 @@ class Batch:
     """Number of rollouts that ended before their first turn, for example because the prompt alone is too long."""
     not_finite: int = 0
     """Number of rollouts left out because a reward or log-probability is NaN or infinite."""
-    unusable_tokens: list[int] = field(default_factory=list)
-    """Number of sampled tokens of each rollout in `failures`."""
     groups_broken: int = 0
     """Number of groups left out whole, because without the rollouts that the engine failed they are no fair sample."""
     rounds: int = 0

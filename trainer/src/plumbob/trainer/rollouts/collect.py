@@ -111,6 +111,7 @@ class RolloutSource:
 
         Raises RunFailed if all rollouts failed, and Interrupted.
         """
+        self._prepare(cursor)
         if self._ahead is None:
             collecting = collect(self.sampler, step, cursor, self.world, recorded=self.recorded(step))
             batch: Batch = self.interruption.run(self.runner, collecting)
@@ -132,7 +133,16 @@ class RolloutSource:
                 batch.records,
                 "signal-left-out",
             )
+        if step + 1 < self.sampler.config.max_steps:
+            self._prepare(batch.cursor)
         return batch
+
+    def _prepare(self, cursor: int) -> None:
+        """Call `prepare_rollouts` of the next step's tasks that have it, for example to embed documents while a step trains."""
+        with suppress(Exception):  # the rollouts meet what is wrong again, and there it is counted
+            taken = next_groups(self.sampler.environments, cursor, self.sampler.groups_per_step)
+            for own in taken[self.world.rank :: self.world.size]:
+                getattr(own.task, "prepare_rollouts", lambda: None)()
 
     def begin(self, step: int, cursor: int) -> None:
         """With --max-staleness, start sampling the batch of `step` in the background; otherwise `take` samples it."""
@@ -227,8 +237,6 @@ class _Share:
 
     samples: list[Sample]
     unusable: list[_Unusable]
-    unusable_tokens: list[int]
-    """Number of sampled tokens of each rollout in `unusable`."""
     num_rollouts: int
     groups_broken: int
 
@@ -280,17 +288,14 @@ async def _add_round(
 
     groups = await asyncio.gather(*map(group, mine))
     traces = [(first_group + i, trace) for i, (own, _, _) in zip(mine, groups, strict=True) for trace in own]
-    left_out = [(t, w) for own, why, _ in groups for t, w in zip(own, why, strict=True) if w is not None]
     share = _Share(
         samples=[sample for _, _, samples in groups for sample in samples],
-        unusable=[why for _, why in left_out],
-        unusable_tokens=[sum(sum(node.mask) for node in trace.nodes) for trace, _ in left_out],
+        unusable=[w for _, why, _ in groups for w in why if w is not None],
         num_rollouts=len(traces),
         groups_broken=sum(any(map(engine_failed, own)) for own, _, _ in groups),
     )
     for part in (by_process := world.gather(share)):
         batch.failures += [why.reason for why in part.unusable]
-        batch.unusable_tokens += part.unusable_tokens
         kinds = Counter(why.kind for why in part.unusable)
         batch.engine_failures += kinds["engine"]
         batch.stuck += kinds["stuck"]

@@ -76,15 +76,9 @@ Rollouts and evaluations
   rollout/engine_errors | rollouts | Number of rollouts that failed in the engine, or where the chat template turns
       messages into tokens: the part of rollout/errored that is not the environment's.
   rollout/stuck | rollouts | Number of failed rollouts (they are also in rollout/errored) in which a tool, hook or
-      reward did not end within --max-tool-seconds, or scoring within --max-seconds.
+      reward did not end within a fifth of --max-seconds, or scoring within --max-seconds.
   rollout/no_turn | rollouts | Number of rollouts left out because they ended before the model's first turn, for example
       because the prompt alone reaches --max-context.
-  rollout/unusable_tokens | tokens | Mean number of sampled tokens of the rollouts that failed or cannot be used;
-      compare rollout/sampled_tokens. Absent without such rollouts.
-  rollout/truncated_tokens | tokens | Mean number of sampled tokens of the rollouts that a limit cut off. Absent without
-      such rollouts.
-  rollout/whole_tokens | tokens | Mean number of sampled tokens of the other rollouts, in steps with
-      rollout/truncated_tokens.
   rollout/repetitive_share | share | Share of rollouts whose last 64 sampled tokens repeat themselves: fewer than half
       of their sequences of four tokens are different.
   rollout/stale | rollouts | Number of rollouts discarded because a rollout of their group is older than --max-staleness
@@ -195,6 +189,9 @@ Work and resources
   time/sync | s | Time of the weight sync, including the comparison of log-probabilities after it.
   time/sampling | s | Time to sample the rollouts; longer than time/rollout if sampling began during the previous step
       (--max-staleness).
+  time/tools | s | Time for which a rollout waited for the results of its tools, such as searches, mean.
+  time/tools_share | share | Time for which the step's rollouts waited for the results of their tools, as a share of the
+      time from their beginning to the end of their last turn, all rollouts added up.
   time/rollout_tokens_per_second | tokens/s | Sampled tokens per second of sampling, on all processes together.
   time/train_tokens_per_second | tokens/s | Tokens per second of training (time/train), prompts and tool results
       included.
@@ -228,8 +225,27 @@ def describe(name: str) -> Metric | None:
     return exact or next((metric for metric in reversed(METRICS) if metric.matches(name)), None)
 
 
+NOT_EARNED = frozenset({"std", "group_std", "length_correlation", "misplaced", "prompts_differ", "cut_off", "count"})
+"""Metrics of rewards and evaluations, without their family, of which a higher value is not a better one."""
+
+
+def earned(metric: str) -> bool:
+    """Whether a metric is what a model earns, and not, for example, how much it varies or how many tasks were evaluated."""
+    family, _, rest = metric.partition("/")
+    about_rewards = rest in NOT_EARNED or rest.endswith("/variance_share")
+    return metric == "groups/all_pass" or (family in ("eval", "reward", "env") and not about_rewards)
+
+
 def check_metric(name: str | None, option: str) -> None:
-    """Raise UserError if no run writes a metric of this name, which was given for `option`."""
+    """Raise UserError if no run writes a metric of this name, which was given for `option`, or if no model earns it.
+
+    What a model earns is in rewards and evaluations. What an environment measures (env/NAME) has a meaning of its own.
+    """
     if name is not None and describe(name) is None:
         known = [metric.name for metric in METRICS if not re.search("[A-Z]", metric.name)]
         raise UserError(f"{option} {name}: there is no such metric{did_you_mean(name, known)}")
+    if name is not None and not earned(name):
+        raise UserError(
+            f"{option} {name}: a higher value does not say that a model earns more; use eval/greedy (with --eval-steps) or "
+            "reward/mean"
+        )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
-from plumbob.trainer.run_files.token_record import TokenRecord, as_line
+from plumbob.trainer.run_files.token_record import TokenRecord, as_line, record_of
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -65,7 +65,7 @@ def prepared_records(
             break
         for trace in groups[i]:
             if not isinstance(trace, str):
-                record = prepared[trace.id] = trace.to_record()
+                record = prepared[trace.id] = record_of(trace)
                 space -= BYTES_PER_TOKEN * sum(len(node["token_ids"]) for node in record["nodes"]) + BYTES_PER_ROLLOUT
     return prepared
 

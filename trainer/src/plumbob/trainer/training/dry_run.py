@@ -131,7 +131,7 @@ def _check_tasks(config: TrainConfig, resumed: Path | None) -> list[str]:
     if not Path(model_path(config.model)).exists():
         return [*unread, "the tokenizer and its chat template"]
     recorded = None if resumed is None else run_directory_of(resumed) / RECORDED
-    template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
+    template = TemplateChoice(config.chat_template, recorded)
     chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
     for tasks in loaded:
         check_template(chat, tasks, config.model)
@@ -169,14 +169,13 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     if config.kl_beta and not config.peft:
         parts.append(Part("reference policy", 4 * trained // share))
     if engine == "vllm":
-        shares = not (config.vllm_url or config.vllm_gpus)
+        shares = not config.vllm_url
         taken = int(config.engine_memory * gpu) if shares else 0
         parts.append(Part("vLLM server", taken, "" if shares else "on other devices"))
     else:
         whole = not config.peft or kind != "replicated"  # nothing that the engine could share with the trainer
         copied = total - (0 if whole else halved if config.bf16 else total - trained)
-        copies = copied + (total if engine == "paged" else 0)
-        parts.append(Part("the engine's copy of weights", copies * dtype.itemsize, f"--engine {engine}"))
+        parts.append(Part("the engine's copy of weights", copied * dtype.itemsize, f"--engine {engine}"))
         if cache is not None and engine == "paged" and gpu:
             cache = min(cache, int(config.engine_memory * gpu))
         parts.append(Part("the engine's cache", cache, f"at most: {slots} rollouts of {config.max_context} tokens"))
@@ -192,10 +191,10 @@ def _gpu() -> int:
 
 
 def _frozen_halves(model: PreTrainedModel) -> int:
-    """Number of weights that a run with --bf16 and --peft holds in bfloat16: those of frozen linear layers, embeddings not."""
-    tied = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
-    own = (p for m in model.modules() if isinstance(m, torch.nn.Linear) for p in m.parameters(recurse=False))
-    return sum(p.numel() for p in own if id(p) not in tied and not p.requires_grad)
+    """Number of weights that a run with --bf16 and --peft holds in bfloat16: those of frozen linear layers and embeddings."""
+    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    own = {p for m in model.modules() if isinstance(m, kinds) for p in m.parameters(recurse=False)}
+    return sum(p.numel() for p in own if not p.requires_grad)
 
 
 def activation_bytes(model: PreTrainedModel, tokens: int, config: TrainConfig) -> int:

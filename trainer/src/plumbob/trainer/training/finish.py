@@ -15,8 +15,10 @@ import psutil
 import torch
 from plumbob.console import UserError, counted, first_line
 from plumbob.console.working import Working
+from plumbob.trainer.config.train import EVALUATED
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.policy.forward_plan import own_logprobs
+from plumbob.trainer.policy.int8_base import round_as_int8
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.report.write import write_at_end
 from plumbob.trainer.reporting.hub_upload import push_to_hub
@@ -150,7 +152,7 @@ def _print_result(run: Run, seconds: float) -> None:
     columns = shutil.get_terminal_size().columns
     print()
     _print_evaluations(run.state.evaluations, run.sampler.num_held_out, columns)
-    for line in (*_best_lines(run), *(() if imitates else _warnings(rows))):
+    for line in (*_best_lines(run, rows), *(() if imitates else _warnings(rows))):
         print(textwrap.fill(line, max(columns, 20)))
     if values:
         ends = f"{what:<16} {values[0]:.3f} ", f" {values[-1]:.3f}"
@@ -160,15 +162,19 @@ def _print_result(run: Run, seconds: float) -> None:
     print(f"run directory    {run.directory}")
 
 
-def _best_lines(run: Run) -> Iterator[str]:
-    """Which step's policy the final model is, if --keep-best chose it."""
-    best, step = run.state.best, kept_step(run)
-    if best is None or step is None or best.kept is None or best.highest is None or best.last is None:
+def _best_lines(run: Run, rows: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """Which step's policy the final model is, if --keep-best chose it. `rows`: metrics of the run's steps."""
+    best = run.state.best
+    if best is None or best.kept is None:
         return
-    chosen = f"model/ holds the policy of step {step}, the best of {best.count} by {best.metric} ({best.kept.value:.3f}"
-    yield chosen + (")." if step == best.last.step else f"; step {best.last.step}: {best.last.value:.3f}).")
-    if best.highest.step == 0:
-        yield f"Before training, {best.metric} was as high or higher: {best.highest.value:.3f}."
+    name, kept = best.metric, best.kept
+    values = {int(row["step"]): row[name] for row in rows if name in row}
+    last = max(values, default=kept.step)
+    chosen = f"model/ holds the policy of step {kept.step}, the best of {len(values)} by {name} ({kept.value:.3f}"
+    yield chosen + (")." if last == kept.step else f"; step {last}: {values[last]:.3f}).")
+    before = run.state.evaluations.get("before", {}).get(name.removeprefix(EVALUATED))
+    if before is not None and before.mean >= kept.value:
+        yield f"Before training, {name} was as high or higher: {before.mean:.3f}."
 
 
 def _warnings(rows: Sequence[Mapping[str, float]]) -> Iterator[str]:
@@ -293,6 +299,8 @@ def saved_gap(run: Run, folder: Path) -> float:
 
         # Whoever loads the adapter puts it on the model that the run began with.
         base = load_model(run.config.model)
+        if run.config.base_bits == 8:
+            round_as_int8(base)
         gaps.append((_logprobs(run, PeftModel.from_pretrained(base, folder / "adapter")) - trained).abs().mean().item())
     return max(gaps)
 

@@ -35,18 +35,13 @@ def metrics_before_training(run: Run, batch: Batch, advantages: Advantages) -> d
     }
 
 
-def training_metrics(
-    run: Run, batch: Batch, tally: Tally, report: SyncReport, kl_sums: Sequence[float] | None
-) -> dict[str, float]:
+def training_metrics(run: Run, tally: Tally, report: SyncReport) -> dict[str, float]:
     """The other metrics of a step, except its times. Collective, because the processes compare their memory.
 
-    `tally`: the total of all processes. `kl_sums` [B]: each sample's KL divergence to the reference policy, in nats, if
-    it is part of the reward; None if not.
+    `tally`: the total of all processes.
     """
-    sampled = sum(s.num_sampled for s in batch.samples)
     return {
         **tally.metrics(),
-        **({} if kl_sums is None else {"policy/kl": sum(kl_sums) / max(sampled, 1)}),
         **sync_metrics(report),
         **memory_metrics(run.world, run.state),
         "train/microbatch_tokens": run.state.microbatch_tokens,
@@ -74,7 +69,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "rollout/stuck": batch.stuck,
         "rollout/no_turn": batch.no_turn,
         "rollout/stale": len(batch.stale),
-        **_left_out(batch),
+        **({"rollout/stale_tokens": mean_of([s.num_sampled for s in batch.stale])} if batch.stale else {}),
         **shape_metrics(samples),
         **_difficulty(batch),
         "rollout/not_finite": batch.not_finite,
@@ -93,21 +88,6 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "groups/rounds": batch.rounds,
         "groups/replaced": batch.groups_replaced,
     }
-
-
-def _left_out(batch: Batch) -> dict[str, float]:
-    """How long the rollouts are that training leaves out, because they failed or --max-staleness discards them, and
-    those that are left; empty if none is left out.
-    """
-    lengths: dict[str, Sequence[float]] = {"rollout/unusable_tokens": batch.unusable_tokens}
-    if batch.stale:
-        lengths |= {
-            "rollout/stale_tokens": [s.num_sampled for s in batch.stale],
-        }
-    if masked := [s.num_sampled for s in batch.drawn if s.truncated]:
-        whole = [s.num_sampled for s in batch.drawn if not s.truncated]
-        lengths |= {"rollout/truncated_tokens": masked, "rollout/whole_tokens": whole}
-    return {name: mean_of(values) for name, values in lengths.items() if values}
 
 
 def _difficulty(batch: Batch) -> dict[str, float]:

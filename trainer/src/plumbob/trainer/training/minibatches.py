@@ -74,7 +74,7 @@ def make_minibatches(
             num_minibatches=count,
         )
         values = [advantages.values[i] for i in members]
-        every = config.kl_in_loss or config.loss is not None
+        every = config.kl_beta > 0 or config.loss is not None
         trained = [j for j, i in enumerate(members) if lengths[i] and (values[j] != 0.0 or every)]
         # If no row of the minibatch is trained, a few rows are scored nevertheless, to measure gap and entropy.
         scored = trained or [j for j, i in enumerate(members) if samples[i].num_sampled][: config.batch_size]

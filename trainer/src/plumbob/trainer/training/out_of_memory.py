@@ -71,7 +71,7 @@ def note_peak(run: Run) -> None:
 def remedies(run: Run, longest: int) -> list[Remedy]:
     """What would need less memory and is not on, the cheapest first. `longest`: tokens of the longest row."""
     c = run.config
-    shares_gpu = c.engine == "vllm" and not c.vllm_url and c.vllm_gpus is None
+    shares_gpu = c.engine == "vllm" and not c.vllm_url
     less = max(longest * 3 // 4, 1)
     candidates = [
         (shares_gpu and not c.vllm_sleep, Remedy("--vllm-sleep", "--vllm-sleep")),
@@ -121,8 +121,8 @@ def taken(run: Run) -> dict[str, int]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors, each storage once: tied weights share one."""
-    return sum({t.untyped_storage().data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+    """Bytes of tensors, each place once: tied weights share one, and an engine joins several weights in one storage."""
+    return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
 
 def _listed(taken: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""How far a training step moves the policy, measured on a sample of its rows; KL divergence to the reference."""
+"""How far a training step moves the policy, measured on a sample of its rows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from plumbob.rollout import Sample
-from plumbob.trainer.algorithm.kl import estimate_kl
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy.compiling import uncompiled
 from plumbob.trainer.policy.policy import Policy
-from plumbob.trainer.policy.shared_beginnings import balanced_by_prompt
 from plumbob.trainer.training.minibatches import Minibatch
-from plumbob.trainer.training.run import Run
 
 SCORED_SHARE = 1 / 64
 """Share of a process's rollouts that are scored again for `policy/step_kl`, which takes under 1% of a step's time."""
@@ -81,22 +78,3 @@ def good_rollouts_shift(
     parts = world.gather((moved, tokens))
     count = sum(n for _, n in parts)
     return sum(part for part, _ in parts) / count if count else None
-
-
-def reference_kl(run: Run, samples: Sequence[Sample]) -> list[float]:
-    """The estimated KL divergence of each sample to the reference policy, summed over its sampled tokens: [B], in nats.
-
-    Collective.
-    """
-    mine = balanced_by_prompt(samples, run.world.size)[run.world.rank]
-    rows, temperature = [samples[i] for i in mine], run.config.temperature
-    own = run.policy.score_rows(rows, temperature, run.state.microbatch_tokens)
-    reference = run.policy.score_rows(rows, temperature, run.state.microbatch_tokens, reference=True)
-    sums = {
-        i: estimate_kl(a, b, run.objective.kl_estimator).sum().item()
-        for i, a, b in zip(mine, own, reference, strict=True)
-    }
-    everywhere: dict[int, float] = {}
-    for part in run.world.gather(sums):
-        everywhere.update(part)
-    return [everywhere[i] for i in range(len(samples))]

@@ -39,16 +39,14 @@ class Recording:
         self._inputs: list[tuple[list[Sample], LossInputs]] = []
         self._tensors: SampledTensors | None = None
 
-    def begin(self, batch: Batch, advantages: Sequence[float], kl_sums: Sequence[float] | None) -> None:
+    def begin(self, batch: Batch, advantages: Sequence[float]) -> None:
         """The step's rollouts, rows and advantages."""
         self.record.rollouts = [self._rollout(trace, batch) for trace in batch.traces if trace.num_turns]
         members: dict[str, int] = {}
         for i, (sample, advantage) in enumerate(zip(batch.samples, advantages, strict=True)):
             self._row_of[id(sample)] = i
             member = members[sample.group] = members.get(sample.group, -1) + 1
-            row = row_of(sample, member, advantage)
-            row.kl_sum = None if kl_sums is None else kl_sums[i]
-            self.record.rows.append(row)
+            self.record.rows.append(row_of(sample, member, advantage))
 
     def _rollout(self, trace: vf.Trace, batch: Batch) -> records.Rollout:
         tools = schemas_of(trace.tools or [])
@@ -223,7 +221,6 @@ def settings_of(run: Run) -> records.Settings:
         bound="cap" if config.loss_type == "cispo" else "clip",
         epsilon=objective.epsilon,
         epsilon_high=objective.epsilon_high,
-        kl_place="reward" if config.kl_estimator == "reward" else "loss",
         kl_estimator=objective.kl_estimator,
         correction=correction,
         correction_cap=cap,

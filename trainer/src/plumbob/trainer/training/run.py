@@ -40,40 +40,23 @@ class Best:
     """What --keep-best knows of the run so far."""
 
     metric: str
-    highest: Judged | None = None
-    """The highest value, that of the evaluation before the first step (step 0) included; of equal ones the earliest."""
     kept: Judged | None = None
-    """The highest value after a training step, whose checkpoint is kept."""
+    """The highest value after a training step, of equal ones the earliest. Its checkpoint is kept."""
     previous: Judged | None = None
-    """If the latest value is `kept`: what `kept` was before, in case the new checkpoint cannot be written."""
-    count: int = 0
-    """Number of values after training steps."""
-    last: Judged | None = None
-    """The latest value."""
+    """What `kept` was before, in case the new checkpoint cannot be written."""
 
     def after(self, step: int, value: float) -> Best:
-        """The state with one more value. A step that is judged already, or a value that is not finite, changes nothing.
+        """The state with one more value. One before the first step (step 0), or that is not finite, changes nothing.
 
         Example: Best("eval/greedy").after(10, 0.5).after(20, 0.5).kept == Judged(10, 0.5).
         """
-        if (self.last is not None and step <= self.last.step) or not math.isfinite(value):
-            return self
-        now = Judged(step, value)
-        higher = self.highest is None or value > self.highest.value
-        kept = step > 0 and (self.kept is None or value > self.kept.value)
-        return dataclasses.replace(
-            self,
-            highest=now if higher else self.highest,
-            kept=now if kept else self.kept,
-            previous=self.kept if kept else None,
-            count=self.count + (step > 0),
-            last=now,
-        )
+        higher = step > 0 and math.isfinite(value) and (self.kept is None or value > self.kept.value)
+        return Best(self.metric, Judged(step, value), self.kept) if higher else self
 
     def without(self, step: int) -> Best:
         """The state if the checkpoint of `step` could not be written: the best one before it is still kept."""
         lost = self.kept is not None and self.kept.step == step
-        return dataclasses.replace(self, kept=self.previous) if lost else self
+        return Best(self.metric, self.previous) if lost else self
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -79,7 +79,7 @@ def set_up(
         rollouts = config.rollouts_per_step(world.size)
         try_own_loss(config.objective(), bool(config.kl_beta))
         recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
-        template = TemplateChoice(config.chat_template, config.chat_template_args, recorded)
+        template = TemplateChoice(config.chat_template, recorded)
         tokenizer = load_tokenizer(config.model, template)
         chat = load_chat(tokenizer, None, config.tool_format)
         environments = tuple(environments or load_environments(config))

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from plumbob.doctor.record import RecordSink
+from plumbob.rollout import Sample
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.learning_rate import learning_rate as learning_rate_of
 from plumbob.trainer.inference.weight_sync import sync_weights
@@ -33,12 +34,7 @@ from plumbob.trainer.training.forward_backward import (
 from plumbob.trainer.training.metrics import metrics_before_training, training_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches, token_records
 from plumbob.trainer.training.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
-from plumbob.trainer.training.policy_shift import (
-    good_rollouts_shift,
-    reference_kl,
-    rows_to_score_again,
-    step_kl,
-)
+from plumbob.trainer.training.policy_shift import good_rollouts_shift, rows_to_score_again, step_kl
 from plumbob.trainer.training.recording import Recording
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
 from plumbob.trainer.training.tally import Tally, WeightSample
@@ -76,8 +72,7 @@ def train_step(
     if not state.microbatch_tokens_fitted:
         status("measuring how many tokens of a microbatch fit into memory")
         fit_microbatch_tokens(run)
-    kl_sums = reference_kl(run, batch.samples) if config.kl_in_reward else None
-    advantages = step_advantages(batch.samples, config.advantages(), kl_sums)
+    advantages = step_advantages(batch.samples, config.advantages())
 
     # 3. Optimizer steps, each on one minibatch of whole groups. The loss is a plain sum over tokens, and token weights
     #    come from the whole minibatch, so the gradient does not depend on microbatches or on the number of processes.
@@ -85,7 +80,7 @@ def train_step(
         batch.samples, advantages, config, world, count=config.num_minibatches, recording=recording
     )
     if recording is not None:
-        recording.begin(batch, advantages.values, kl_sums)
+        recording.begin(batch, advantages.values)
     num_trained = sum(len(minibatch.trained) for minibatch in minibatches)
     status(f"training on {num_trained} of {batch.num_rollouts} rollouts")
     if run.config.updates_per_step > 1:
@@ -131,18 +126,26 @@ def train_step(
     metrics = {
         "step": step + 1,
         **measured,
-        **training_metrics(run, batch, tally, report, kl_sums),
+        **training_metrics(run, tally, report),
         **({} if moved is None else {"policy/step_kl": moved}),
         **({} if good_moved is None else {"policy/good_rollouts_shift": good_moved}),
         "optimizer/learning_rate": run.optimizer.param_groups[0]["lr"],  # not what it should be: what it is
         "train/rows": num_trained,
         **clock.seconds,
         "time/sampling": batch.seconds,
+        **tool_times(batch.drawn),
         "time/rollout_tokens_per_second": batch.generated_tokens / batch.seconds,
         "time/train_tokens_per_second": tally.row_tokens / clock.seconds["time/train"],
     }
     del minibatches, rescored  # for the reason that `Batch.release` gives
     return metrics, batch
+
+
+def tool_times(samples: Sequence[Sample]) -> dict[str, float]:
+    """How long rollouts waited for their tools."""
+    waited = sum(s.tool_seconds for s in samples)
+    lasted = sum(s.seconds for s in samples)
+    return {"time/tools": waited / max(len(samples), 1), "time/tools_share": waited / lasted if lasted else 0.0}
 
 
 def nothing() -> None:

@@ -20,10 +20,9 @@ from plumbob.console.working import Working
 from plumbob.rollout import blocking
 from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.algorithm.own_functions import OwnFunctionError
-from plumbob.trainer.config.doubtful_settings import checkpoint_warnings, reward_warnings, sampling_warnings
+from plumbob.trainer.config.doubtful_settings import reward_warnings, sampling_warnings
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.distributed.hosts import watch_hosts
 from plumbob.trainer.distributed.world import join_world, leave_world
 from plumbob.trainer.evaluation.held_out import evaluate
 from plumbob.trainer.inference.errors import SyncError
@@ -53,7 +52,6 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
     gc.collect()  # an earlier run of this process: otherwise its model stays until this run's model is loaded
     transformers_logging.disable_progress_bar()
     world = join_world()
-    hosts = watch_hosts(world)
     try:
         if world.is_main:  # find out now what would otherwise fail after hours of training
             check_reporting(config)
@@ -70,7 +68,6 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
-        hosts.started(f"Resume, on all hosts, with the same command and --resume {run_.directory}")
         with run_.lock:
             with (
                 closing(run_.engine),
@@ -88,8 +85,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         if world.size > 1 and not isinstance(error, UserError):
             # Exit at once: leaving the process group would wait for processes that wait for this one. The launcher ends
             # them when this process has ended.
-            if not hosts.explain():
-                traceback.print_exc()
+            traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
@@ -98,7 +94,6 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         blocking.exit_if_unstoppable(None)  # what it would do holds the whole run
         gc.set_threshold(*thresholds)
         gc.unfreeze()  # a process may do several runs, and frozen ones would stay for ever
-        hosts.leave()
         leave_world()
 
 
@@ -218,7 +213,7 @@ def _own_lines(run_: Run) -> list[str]:
     """What is said before the first step of this kind of run: biases of sampling, or some demonstrations."""
     if isinstance(run_.config, SftConfig):
         return [f"--- {row.group}\n{shown(run_.tokenizer, row)}" for row in run_.demonstrations[: _asked_for(run_)]]
-    return [*reward_warnings(run_.config), *sampling_warnings(run_.config), *checkpoint_warnings(run_.config)]
+    return [*reward_warnings(run_.config), *sampling_warnings(run_.config)]
 
 
 def _asked_for(run_: Run) -> int:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
 
-from plumbob.doctor.environment.inequality import Evidence, about, equal, otherwise, refuted, spread_of
-from plumbob.doctor.environment.matrix import IDEAL, REVERSED, TOLERANCE, TWICE, Matrix, alike
+from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted, spread_of
+from plumbob.doctor.environment.matrix import REVERSED, TOLERANCE, TWICE, Matrix, alike
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
 from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, NUMBERS, ODD, PERFECT
@@ -16,9 +16,8 @@ FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
 FEWEST = 6
 """Fewest tasks in which a kind of transcript is judged, and fewest failures."""
-CHEAP_EARNS, EMPTY_EARNS = 0.5, 0.75
-"""Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn; and of the
-range of all rewards that an empty reply may earn. A reward of -1, 0 and 1 for wrong, no and right answers gives it half."""
+CHEAP_EARNS = 0.5
+"""Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn."""
 HALF = 0.5
 """Share of the reward that a right answer may lose by its letters, and of the tasks in which it may."""
 CONSTANT_EARNS = 0.8
@@ -61,56 +60,29 @@ def twice(m: Matrix) -> Evidence | None:
 # Right answers are paid
 
 
-def _unpaid(m: Matrix) -> list[int]:
-    """Tasks whose perfect transcript earns no more than an empty reply, also with the settings for which it is made."""
-    ideal = m.cells.get(f"{PERFECT}, {IDEAL}", {})
-    paid = {i for i, played in ideal.items() if played.reward > m.floor(i) + TOLERANCE}
-    return [i for i in m.lifts if i not in paid and i not in m.paid]
-
-
-def _told(m: Matrix, unpaid: Sequence[int]) -> str:
-    earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
-    keys = ", ".join(m.hand.tasks[i].key for i in unpaid[:3])
-    return (
-        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(unpaid)} the former earn no "
-        f"more, such as {keys}"
-    )
-
-
-def parsed(m: Matrix) -> Evidence | None:
-    unpaid, alone = _unpaid(m), m.kind("the answer alone")
-    bare = [i for i in unpaid if i in alone]
-    if 2 * len(unpaid) <= len(m.lifts) or not bare or any(alone[i].reward <= m.floor(i) + TOLERANCE for i in bare):
-        return None
-    return Evidence(f"{_told(m, unpaid)}; the answer alone earns something in all of {len(bare)}")
-
-
-def overpaid(m: Matrix) -> Evidence | None:
-    """Where right answers earn nothing in some tasks and silence all in others, something else decides."""
-    unpaid, others = _unpaid(m), m.kind("other words")
-    usual = median(m.kind(PERFECT)[i].reward for i in m.paid or m.lifts) if m.lifts else 0.0
-    if not m.paid and (usual <= TOLERANCE or equal([usual, *(p.reward for p in others.values())])):
-        return None  # right answers fail; whether wrong ones would earn something is not known
-    over = [i for i in unpaid if m.floor(i) >= usual - TOLERANCE]
-    text = f"{_told(m, unpaid)}; in {{}} of these an empty reply earns as much as right answers usually do"
-    return refuted(over, unpaid, lambda _: text, share=0.5)
-
-
 def unpaid(m: Matrix) -> Evidence | None:
     for i, error in m.hand.raised.items():
-        return Evidence(
-            f"the perfect transcripts of {len(m.hand.raised)} tasks raise, in {m.hand.tasks[i].key}: {error[:200]}"
-        )
-    return Evidence(_told(m, found)) if (found := _unpaid(m)) else None
+        return Evidence(f"{len(m.hand.raised)} perfect transcripts raise, in {m.hand.tasks[i].key}: {error[:200]}")
+    gone = [m.hand.tasks[i].key for i in m.lifts if i not in m.paid]
+    earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
+    text = (
+        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(gone)} the former earn no "
+        f"more, such as {', '.join(gone[:3])}"
+    )
+    # Where silence mostly earns what right answers usually do, and something else earns less, it is paid too much.
+    usual = median(played.reward for played in m.kind(PERFECT).values()) if gone else 0.0
+    silent = sum(m.floor(i) >= usual - TOLERANCE for i in m.lifts if i not in m.paid)
+    less = bool(m.paid) or any(not alike(played.reward, usual) for played in m.kind("other words").values())
+    exploitable = usual > TOLERANCE and 2 * silent > len(gone) and less
+    return Evidence(text, cause="reward-exploitable" if exploitable else "") if gone else None
 
 
 def as_read(m: Matrix) -> Evidence | None:
     """A model answers in the letters that it has read."""
     shares = m.shares(AS_READ)
     less = [i for i, share in shares.items() if share < HALF]
-    return refuted(
-        less, [*shares], lambda _: f"with {AS_READ}, {{}} right answers earn less than half", least=FEWEST, share=HALF
-    )
+    text = f"with {AS_READ}, {{}} right answers earn less than half"
+    return refuted(less, [*shares], lambda _: text, least=FEWEST, share=HALF)
 
 
 def read(m: Matrix) -> Evidence | None:
@@ -141,16 +113,6 @@ def _clean(m: Matrix) -> list[str]:
 def _surely(shares: Sequence[float]) -> float:
     """The mean, less its standard error."""
     return fmean(shares) - stdev(shares) / math.sqrt(len(shares)) if len(shares) >= FEWEST else 0.0
-
-
-def empty(m: Matrix) -> Evidence | None:
-    low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
-    shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
-    if _clean(m) or _surely(shares) <= EMPTY_EARNS:
-        return None
-    return Evidence(
-        f"an empty reply earns {fmean(shares):.0%} of the range from the worst transcript, {low:.3g}, to the perfect one"
-    )
 
 
 def cheap(m: Matrix) -> Evidence | None:

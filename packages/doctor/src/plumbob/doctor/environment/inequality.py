@@ -39,7 +39,7 @@ class Row:
     """Id of the cause, if the statement is false."""
     check: Callable[[Matrix], Evidence | None]
     """Evidence that the statement is false; None if it is not."""
-    where: Literal["reward", "tool", "tasks", ""] = "reward"
+    where: Literal["reward", "tool", "tasks"] = "reward"
     """What of the environment's code is to blame."""
     needs: tuple[str, ...] = (PERFECT, EMPTY)
     """Kinds of transcripts without which the statement cannot be examined. See `HELD_OUT`."""
@@ -84,10 +84,6 @@ def spread_of(rewards: Iterable[float]) -> str:
         return "nothing"
     low, high = min(known), max(known)
     return f"{low:.3g}" if high - low <= TOLERANCE else f"{low:.3g} to {high:.3g} (mean {fmean(known):.3g})"
-
-
-def equal(rewards: Sequence[float]) -> bool:
-    return bool(rewards) and max(rewards) - min(rewards) <= TOLERANCE
 
 
 def about(played: Played) -> str:

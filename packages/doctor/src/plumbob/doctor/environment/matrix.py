@@ -29,7 +29,7 @@ MOST_SECONDS = 240.0
 """Seconds after which no further kind of transcript is begun; what was not played is not judged."""
 TOLERANCE = 1e-6
 """Largest difference of two rewards that count as equal."""
-REVERSED, TWICE, IDEAL = "in another order", "at once again", "with the settings for which it is made"
+REVERSED, TWICE = "in another order", "at once again"
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,6 @@ def _play_all(matrix: Matrix) -> None:
         _play_held_out(matrix)
     if player.settings.at_once > 1:
         _play_beside(matrix)
-    if any(p.reward < 1 for p in matrix.kind(PERFECT).values()):
-        ideal = {i: player.play_ideal(hand.tasks[i]) for i in matrix.cells[PERFECT]}
-        matrix.cells[f"{PERFECT}, {IDEAL}"] = {i: played for i, played in ideal.items() if played is not None}
 
 
 def _play_held_out(train: Matrix) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plumbob.doctor.environment.inequality import Evidence
-from plumbob.doctor.environment.matrix import IDEAL, Matrix
+from plumbob.doctor.environment.matrix import Matrix
 from plumbob.doctor.environment.player import Task
 from plumbob.doctor.environment.texts import after, begins, common_places, places, short
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
@@ -20,8 +20,6 @@ MOST_PLACES, LEAST = 100, 12
 """Most places that are looked at, and fewest tasks whose answer must follow one."""
 CONTRADICTED, CONTRADICTED_SHARE = 3, 0.05
 """Fewest tasks whose answer must be contradicted, and largest share that may be."""
-VARIED = 12
-"""Fewest different answers by which it is judged whether they stand at a place by chance."""
 READ = "the tool results of perfect transcripts"
 OTHERS = 0.9
 """Smallest share of texts in which another task's answer stands at a place, if tasks have the answers of others."""
@@ -39,7 +37,7 @@ def _texts(m: Matrix) -> Mapping[str, list[_Told]]:
     """What a text is -> the tasks with their answers and that text."""
     found: dict[str, list[_Told]] = {}
     gold_field = m.hand.gold_field.name if m.hand.gold_field else ""
-    played = m.kind(f"{PERFECT}, {IDEAL}") or m.kind(PERFECT) or m.kind(EMPTY)
+    played = m.kind(PERFECT) or m.kind(EMPTY)
     for i, p in played.items():
         gold, task = m.hand.golds[i], m.hand.tasks[i]
         if gold and p.results:
@@ -50,7 +48,7 @@ def _texts(m: Matrix) -> Mapping[str, list[_Told]]:
     return found
 
 
-def _place(told: Sequence[_Told], golds: Sequence[str]) -> tuple[str, list[_Told], list[_Told]]:
+def _place(told: Sequence[_Told]) -> tuple[str, list[_Told], list[_Told]]:
     """(a place, tasks whose answer follows it, tasks in which something else does and the answer stands nowhere).
 
     The place that most answers follow, of those which they follow in most of the texts that have it. ("", [], []) if none.
@@ -59,19 +57,14 @@ def _place(told: Sequence[_Told], golds: Sequence[str]) -> tuple[str, list[_Told
         follows = [(one, text) for one in told if (text := after(place, one.text)) is not None]
         own = [one for one, text in follows if begins(text, one.gold)]
         other = [(one, text) for one, text in follows if re.match(r"\s*\w", text) and not places(one.gold, one.text)]
-        # What stands there may also be the answers of other tasks, and the own far more often than chance has it.
-        theirs = sum(any(begins(text, gold) for gold in golds) for _, text in other)
-        far = (
-            len(golds) >= VARIED and len(own) > 3 * len(follows) / len(golds) and theirs >= OTHERS * max(len(other), 1)
-        )
-        if (2 * len(own) > len(told) or far) and len(own) + len(other) == len(follows):
+        if 2 * len(own) > len(told) and len(own) + len(other) == len(follows):
             return place, own, [one for one, _ in other]
     return "", [], []
 
 
 def contradicted(m: Matrix) -> Evidence | None:
     for name, told in _texts(m).items():
-        place, own, other = _place(told, m.hand.vocabulary)
+        place, own, other = _place(told)
         if len(other) >= CONTRADICTED and len(other) > CONTRADICTED_SHARE * (len(own) + len(other)):
             first, _, text = other[0]
             instead = (after(place, text) or "").split("\n")[0][:40]

@@ -145,10 +145,6 @@ class Player(Protocol):
         """Play these at the same time, `settings.at_once` of them at most; each lets the others go on before every turn."""
         ...
 
-    def play_ideal(self, task: Task) -> Played | None:
-        """Play the perfect transcript with the settings for which it is made. None: there are no settings of this kind."""
-        ...
-
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         """What the tools return to these calls, one after another, without anything between them and the caller.
 
@@ -156,7 +152,7 @@ class Player(Protocol):
         """
         ...
 
-    def place(self, kind: Literal["reward", "tool", "oracle", "tasks"], name: str = "") -> str:
+    def place(self, kind: Literal["reward", "tool", "tasks"], name: str = "") -> str:
         """Where the user's code is, as "file.py:12 Class.function"; "" if it is unknown."""
         ...
 

@@ -41,9 +41,8 @@ def results(m: Matrix) -> Evidence | None:
 
             def said(first: tuple[Played, str, str], how: str = how) -> str:
                 played, x, y = first
-                return (
-                    f"{{}} tool results are others {how}: {short(y)} in place of {short(x)} in task {played.task.key}"
-                )
+                told = f"{{}} tool results are others {how}: {short(y)} in place of {short(x)}"
+                return f"{told} in task {played.task.key}"
 
             if found := refuted(bad, every, said, least=FEWEST, share=share):
                 return Evidence(found.text, cause=cause)

@@ -12,7 +12,7 @@ from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 from plumbob.doctor.findings import Finding
 
 HELD = (EMPTY, f"{HELD_OUT}{EMPTY}")
-SAME = "Silence and right answers, in each form, earn the same in held-out tasks"
+SAME = "Right answers, in each form, are paid in held-out tasks if they are in training tasks"
 TABLE: tuple[Row, ...] = (
     # Rollouts end, and their rewards are numbers that stay the same.
     Row("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", grading.ends, needs=()),
@@ -22,8 +22,6 @@ TABLE: tuple[Row, ...] = (
     Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", state.results, "tool", (PERFECT,)),
     Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.rewards, needs=(EMPTY,)),
     # Right answers are paid.
-    Row("parsed", "Answers that count alone count in perfect transcripts", "answers-not-parsed", grading.parsed),
-    Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
     Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),
     Row("same-range", SAME, "evaluation-differs", tasks.same_range, needs=HELD),
     # Tasks differ, and neither they nor their order give anything away.
@@ -42,7 +40,6 @@ TABLE: tuple[Row, ...] = (
     # Right answers are read, however they are written, and wrong ones are not paid.
     Row("read", "An answer is read after numbers", "answers-not-parsed", grading.read),
     Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.as_read),
-    Row("empty", "An empty reply earns little", "reward-exploitable", grading.empty),
     Row("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", grading.cheap),
     Row("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", grading.near),
 )  # fmt: skip
@@ -69,5 +66,5 @@ def judge(matrix: Matrix, only: Collection[str] | None = None) -> Iterator[Findi
         if evidence is None:
             yield Finding(row.statement, "pass", "", None, stage)
         else:
-            place = matrix.player.place(row.where, evidence.part) if row.where else ""
+            place = matrix.player.place(row.where, evidence.part)
             yield Finding(row.statement, "fail", evidence.text, evidence.cause or row.cause, stage, place=place)

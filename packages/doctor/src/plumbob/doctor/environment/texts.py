@@ -124,7 +124,7 @@ def common_places(pairs: Iterable[tuple[str, Iterable[str]]], most: int, least: 
     return [place for place, count in counts.most_common(most) if count >= least]
 
 
-def short(text: str, most: int = 60) -> str:
+def short(text: str) -> str:
     """A text in quotes, on one line, cut in its middle if it is long."""
     text = squeezed(text)
-    return repr(text if len(text) <= most else f"{text[: most - 23]}...{text[-20:]}")
+    return repr(text if len(text) <= 60 else f"{text[:37]}...{text[-20:]}")

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 
 from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
-from plumbob.doctor.environment.texts import (
-    says_failed,
-    says_nothing,
-    short,
-    squeezed,
-    strings,
-    words,
-)
+from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed, strings, words
 from plumbob.doctor.environment.transcripts import PERFECT
 
 JUDGED = 8
@@ -74,9 +67,6 @@ def own_result(m: Matrix) -> Evidence | None:
         )
         if bad is failed:
             return Evidence(text, first.call.name, "tools-fail")
-        returned = {squeezed(r.own or "") for r in compared}
-        if 2 * sum(squeezed(r.shown) in returned | set(_texts(m, r.task)) for r in bad) > len(bad):
-            return Evidence(f"{text}; they are results of other calls", first.call.name, "tool-results-wrong")
         lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
         if 2 * lost > len(bad) and _steady(m, bad):
             return Evidence(text, first.call.name)
@@ -86,13 +76,8 @@ def own_result(m: Matrix) -> Evidence | None:
 def _steady(m: Matrix, other: Sequence[Result]) -> bool:
     """Whether the tools return the same when they are called once more: they are not random."""
     by_task = {r.task: [one for one in _compared(m) if one.task == r.task] for r in other[:JUDGED]}
-    return all(
-        m.player.direct(m.hand.tasks[i], [r.call for r in of]) == [r.own for r in of] for i, of in by_task.items()
-    )
-
-
-def _texts(m: Matrix, i: int) -> list[str]:
-    return [squeezed(text) for text in strings(dict(m.hand.tasks[i].fields))]
+    again = {i: m.player.direct(m.hand.tasks[i], [r.call for r in of]) for i, of in by_task.items()}
+    return all(again[i] == [r.own for r in of] for i, of in by_task.items())
 
 
 # What results hold

@@ -141,9 +141,7 @@ def _near(change: Callable[[str], str | None]) -> Callable[[Known, int], Turns |
     return lambda known, i: known.with_answer(i, change)
 
 
-NEAR: dict[str, Callable[[Known, int], Turns | None]] = {
-    "a number that is 6% too large": _near(_off),
-}
+NEAR: dict[str, Callable[[Known, int], Turns | None]] = {"a number that is 6% too large": _near(_off)}
 """Wrong answers that are near to the right one."""
 CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
     ECHO: lambda known, i: (Turn(known.prompt(i)),),

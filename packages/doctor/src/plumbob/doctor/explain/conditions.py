@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from plumbob.doctor.explain.loop import Conditions, by_part, factor, slices, still
+from plumbob.doctor.explain.loop import Conditions, by_part, factor, still
 from plumbob.doctor.record import Rollout, Row, Settings, StepRecord
 from plumbob.doctor.reference import advantages, loss, rows
-from plumbob.doctor.reference.optimizer import Moments, clipping, rate
 
 # Rows
 
@@ -111,17 +110,14 @@ def _otherwise(t: loss.Tokens, settings: Settings, observed: np.ndarray, right: 
         yield f"a ratio of each {ratio} with the bound {bound}", by(ratio=ratio, bound=bound)
     times = factor(observed, right)
     yield "the opposite sign", -right
-    yield "no importance weights", by(replace(t, corrections=np.ones(len(right))))
     yield "tokens with a positive advantage alone", np.where(t.advantages > 0, right, 0)
     yield f"slopes times {times:.3g}", times * right
     for what, term in (
-        ("a constant pull on every token", t.weights),
         ("an entropy term", t.weights * (t.logprobs + 1)),
         ("a term in the squares of log-probabilities", t.weights * t.logprobs),
     ):
         size = factor(observed - right, term)
         yield f"{what}, of size {size:.3g}", right + size * term
-    yield "a factor for each row", by_part(observed, right, t.rows)[0]
 
 
 def of_microbatches(observed: np.ndarray, right: np.ndarray, microbatch: np.ndarray) -> Conditions:
@@ -138,15 +134,11 @@ def of_slopes(
     """`observed`, `right`: slopes of N tokens, and those of the formulas. `microbatch`: [N] number of each token's."""
     cause = "loss-differs-from-settings"
     yield from (("kl-term-wrong", *one) for one in _kl(t, s, observed))
-    # A factor for each row fits, too, what is a factor for each microbatch.
     yield from of_microbatches(observed, right, microbatch)
     yield from ((cause, *one) for one in _otherwise(t, s, observed, right))
 
 
 # The gradient
-
-KEPT, LEAST = 0.1, 8
-"""Share of a tensor's difference that the gradient of the step before may leave, and fewest entries that are compared."""
 
 
 def of_gradient(
@@ -168,74 +160,26 @@ def of_gradient(
     yield "loss-differs-from-settings", "the opposite sign", -right
     by = factor(observed, right)
     yield "loss-differs-from-settings", f"a gradient times {by:.3g}", by * right
-    if before is not None:
-        predicted, kept = _kept(observed, right, tensors, before)
-        what = f"the gradient contains that of the step before, in {kept} of {len(tensors)} tensors"
-        yield "update-differs-from-settings", what, predicted
-
-
-def _kept(
-    observed: np.ndarray, right: np.ndarray, tensors: Mapping[str, slice], earlier: np.ndarray
-) -> tuple[np.ndarray, int]:
-    """Gradients that are not cleared, in some tensors or in all, are added to; clipping may have made them smaller."""
-    predicted, kept = right.copy(), 0
-    for at in tensors.values():
-        rest, before = (observed - right)[at], earlier[at]
-        known = np.isfinite(before)
+    if before is not None:  # gradients that are not cleared are added to; clipping may have made them smaller
+        known, rest = np.isfinite(before), observed - right
         by = factor(rest[known], before[known])
-        left = np.linalg.norm((rest - by * before)[known])
-        if by > 0 and known.sum() >= LEAST and left < KEPT * np.linalg.norm(rest[known]):
-            predicted[at] += np.where(known, by * before, rest)
-            kept += 1
-    return predicted, kept
+        what = "a gradient that contains that of the step before"
+        yield "update-differs-from-settings", what, np.where(known, right + by * before, observed)
 
 
 # The update
 
-Tensors = Mapping[str, np.ndarray]
 
-
-@dataclass(frozen=True)
-class UpdateCase:
-    """The change of some entries of weights in one update."""
-
-    before: Tensors
-    after: Tensors
-    gradient: Mapping[str, Any]
-    """Before clipping."""
-    norm: float
-    step: int
-    """The training step."""
-    settings: Settings
-    moments: Mapping[str, Moments]
-    """Of tensors that had one before."""
-
-    @property
-    def observed(self) -> np.ndarray:
-        """[E] change of all entries, tensor by tensor."""
-        return np.concatenate([self.after[name].astype(float) - w for name, w in self.before.items()])
-
-    def change(self, *, times: float = 1.0, forgets: bool = False) -> np.ndarray:
-        """[E] the right change. `times`: of the learning rate. `forgets`: as if moments were not kept."""
-        s, lr, found = self.settings, times * rate(self.settings, self.step), []
-        for name, start in self.before.items():
-            w, zero = start.astype(float), np.zeros(len(start))
-            m = Moments(zero, zero) if forgets else self.moments.get(name, Moments(zero, zero))
-            g, k = self.gradient[name].astype(float) * clipping(s, self.norm), m.updates + 1
-            first, second = s.beta1 * m.first + (1 - s.beta1) * g, s.beta2 * m.second + (1 - s.beta2) * g**2
-            step = first / (1 - s.beta1**k) / (np.sqrt(second / (1 - s.beta2**k)) + s.epsilon_adam)
-            found.append(-lr * s.weight_decay * w - lr * step)
-        return np.concatenate(found)
-
-
-def of_update(case: UpdateCase) -> Conditions:
-    cause, right = "update-differs-from-settings", case.change()
-    yield cause, "no change", np.zeros(len(case.observed))
-    names, predicted = still(case.observed, right, slices(case.before))
+def of_update(change: Callable[[float], np.ndarray], observed: np.ndarray, tensors: Mapping[str, slice]) -> Conditions:
+    """`change`: [E] the right change of the weights at so many times the learning rate. `observed` [E]. `tensors`: of each name
+    its entries.
+    """
+    cause, right = "update-differs-from-settings", change(1.0)
+    yield cause, "no change", np.zeros(len(observed))
+    names, predicted = still(observed, right, tensors)
     if names:
-        yield cause, f"no change of {len(names)} of {len(case.before)} tensors, such as {names[0]}", predicted
+        yield cause, f"no change of {len(names)} of {len(tensors)} tensors, such as {names[0]}", predicted
     yield cause, "an update against the descent", -right
-    yield cause, "moments that are forgotten before each update", case.change(forgets=True)
-    by = factor(case.observed, right)
+    by = factor(observed, right)
     if math.isfinite(by) and by > 1e-6:
-        yield "schedule-hides-rate", f"{by:.3g} times the learning rate", case.change(times=by)
+        yield "schedule-hides-rate", f"{by:.3g} times the learning rate", change(by)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from plumbob.doctor.explain.loop import Conditions, nearest
-from plumbob.doctor.record import StepRecord
+from plumbob.doctor.explain.loop import Conditions
 from plumbob.doctor.reference import sampling
 from plumbob.doctor.reference.model import Plain
 
@@ -28,83 +26,48 @@ class Scored:
     """Index in the record's rows."""
 
 
-@dataclass(frozen=True)
-class LogprobCase:
-    """Rows whose log-probabilities, [n] one row after the other, are not the plain model's."""
+def conditions(
+    plain: Plain,
+    scored: Sequence[Scored],
+    before: Sequence[list[int]],
+    observed: Sequence[np.ndarray],
+    right: Sequence[np.ndarray],
+) -> Conditions:
+    """Of rows whose log-probabilities `observed`, [n] each, are not the plain model's, `right`.
 
-    plain: Plain
-    scored: Sequence[Scored]
-    observed: np.ndarray
-    record: StepRecord
-
-    @functools.cached_property
-    def tokens(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(logits [n, V] at the right temperature, ids [n]) of the scored tokens of each row."""
-        with torch.no_grad():
-            parts = list(self.plain.scored([(s.ids, s.at) for s in self.scored]))
-        found = {i: (logits.double(), ids) for part in parts for i, logits, ids in part}
-        return [found[i] for i in range(len(self.scored))]
-
-    def by_logits(self, change: Callable[[torch.Tensor, Scored], torch.Tensor]) -> np.ndarray:
-        """Log-probabilities if logits [n, V] at the right temperature are changed so."""
-        pairs = zip(self.tokens, self.scored, strict=True)
-        return np.concatenate([sampling.of_tokens(change(x, s), ids).cpu().numpy() for (x, ids), s in pairs])
-
-
-Predictions = Iterator[tuple[str, np.ndarray]]
-
-
-def _temperature(case: LogprobCase) -> Predictions:
-    own = case.plain.settings.temperature
-    grid = [0.05, *np.geomspace(0.2, 5.0, 25)]
-    value, predicted = nearest(grid, lambda t: case.by_logits(lambda logits, _: logits * own / t), case.observed)
-    yield f"a temperature of {value:.3g} in place of {own:g}", predicted
-
-
-def _blind(case: LogprobCase) -> Predictions:
-    found = [case.plain.logprobs(s.ids, s.at, attends=_mask(s)) for s in case.scored]
-    yield "the loss mask as attention mask", np.concatenate(found)
-    pad = getattr(case.plain.model.config, "pad_token_id", None) or 0
-    hidden = [[t if a else pad for t, a in zip(s.ids, s.at, strict=True)] for s in case.scored]
-    found = [case.plain.logprobs(ids, s.at) for ids, s in zip(hidden, case.scored, strict=True)]
-    yield "a context that the loss mask hides", np.concatenate(found)
+    `before`: of each row, the ids of the rows before it in its microbatch.
+    """
+    yield from _altered(plain, scored)
+    pad = getattr(plain.model.config, "pad_token_id", None) or 0
+    # A token must see itself, and the one before it, after which it is scored.
+    masks = [[int(a or b) for a, b in zip(s.at, [*s.at[1:], False], strict=True)] for s in scored]
+    hidden = [replace(s, ids=np.where(s.at, s.ids, pad).tolist()) for s in scored]
+    behind = [
+        Scored([*ids[-MOST_TOKENS:], *s.ids], [False] * len(ids[-MOST_TOKENS:]) + s.at)
+        for s, ids in zip(scored, before, strict=True)
+    ]
+    zeros = [{"position_ids": [0] * len(s.ids), "attention_mask": [1] * len(s.ids)} for s in scored]
+    blind, apart = "loss-mask-as-attention-mask", "attention-or-positions-wrong"
+    table: tuple[tuple[str, str, Sequence[Scored], Sequence[dict[str, list[int]]]], ...] = (
+        (blind, "the loss mask as attention mask", scored, [{"attention_mask": mask} for mask in masks]),
+        (blind, "a context that the loss mask hides", hidden, [{}] * len(scored)),
+        (apart, "positions that are all 0", scored, zeros),
+        (apart, "rows that see the rows before them in their microbatch", behind, [{}] * len(scored)),
+    )
+    for cause, what, rows, inputs in table:
+        found = [plain.every([(s.ids, s.at)], **given)[0] for s, given in zip(rows, inputs, strict=True)]
+        yield cause, what, np.concatenate(found)
+    in_order = [np.sort(r)[np.argsort(np.argsort(o))] for o, r in zip(observed, right, strict=True)]
+    yield "loss-differs-from-settings", "log-probabilities in another order", np.concatenate(in_order)
 
 
-def _mask(s: Scored) -> list[bool]:
-    return [a or (i + 1 < len(s.at) and s.at[i + 1]) for i, a in enumerate(s.at)]  # a token must see itself
-
-
-def _others(case: LogprobCase) -> Predictions:
-    """Rows of a forward pass see each other, or have no positions."""
-    found = [case.plain.logprobs(s.ids, s.at, positions=[0] * len(s.ids)) for s in case.scored]
-    yield "positions that are all 0", np.concatenate(found)
-    passes: dict[int, list[int]] = {}
-    for one in case.record.updates[0].trained if case.record.updates else ():
-        passes.setdefault(one.microbatch, []).append(one.row)
-    before = {row: rows[:k] for rows in passes.values() for k, row in enumerate(rows)}
-    found = []
-    for s in case.scored:
-        seen = [int(t) for row in before.get(s.row, ()) for t in case.record.rows[row].token_ids][-MOST_TOKENS:]
-        found.append(case.plain.logprobs([*seen, *s.ids], [False] * len(seen) + s.at))
-    yield "rows that see the rows before them in their microbatch", np.concatenate(found)
-
-
-def _altered(case: LogprobCase) -> Conditions:
-    own, found = case.plain.settings.temperature, dict[tuple[str, str], list[np.ndarray]]()
-    for (x, ids), s in zip(case.tokens, case.scored, strict=True):
-        seen = sampling.seen_before(s.ids, s.at, x.shape[-1])
-        for key, values in sampling.alternatives(x, ids, seen, own).items():
-            found.setdefault(key, []).append(values.clamp(min=-1e9).cpu().numpy())
-    return ((cause, what, np.concatenate(values)) for (cause, what), values in found.items())
-
-
-TABLE: tuple[tuple[str, Callable[[LogprobCase], Predictions]], ...] = (
-    ("loss-mask-as-attention-mask", _blind),
-    ("temperature-not-applied", _temperature),
-    ("attention-or-positions-wrong", _others),
-)
-
-
-def conditions(case: LogprobCase) -> Conditions:
-    yield from _altered(case)
-    yield from ((cause, what, predicted) for cause, predict in TABLE for what, predicted in predict(case))
+def _altered(plain: Plain, scored: Sequence[Scored]) -> Conditions:
+    found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    with torch.no_grad():
+        for part in plain.scored([(s.ids, s.at) for s in scored]):
+            for i, logits, ids in part:
+                seen = sampling.seen_before(scored[i].ids, scored[i].at, logits.shape[-1])
+                other = sampling.alternatives(logits.double(), ids, seen, plain.settings.temperature)
+                for key, values in other.items():
+                    found.setdefault(key, {})[i] = values.clamp(min=-1e9).cpu().numpy()
+    return ((*key, np.concatenate([values[i] for i in range(len(scored))])) for key, values in found.items())

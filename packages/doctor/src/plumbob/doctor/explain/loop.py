@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,15 +115,3 @@ def by_part(observed: np.ndarray, expected: np.ndarray, part: np.ndarray) -> tup
             predicted[at] *= by
             found.append(by)
     return predicted, found
-
-
-def nearest(
-    values: Iterable[float], predict: Callable[[float], np.ndarray], observed: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """The value whose prediction is nearest to what was observed, refined between its neighbours; and that prediction."""
-    grid = sorted(values)
-    for _ in range(8):
-        k = int(np.argmin([mean_abs(observed, predict(v)) for v in grid]))
-        best, around = grid[k], (grid[max(k - 1, 0)], grid[min(k + 1, len(grid) - 1)])
-        grid = [*np.linspace(around[0], best, 3), *np.linspace(best, around[1], 3)[1:]]
-    return best, predict(best)

@@ -29,42 +29,31 @@ class Plain:
     model: Any
     settings: Settings
 
-    @torch.no_grad()
-    def logits(
-        self, ids: Sequence[int], *, attends: Sequence[bool] | None = None, positions: Sequence[int] | None = None
-    ) -> torch.Tensor:
-        """Logits after each id but the last: [T - 1, V]. `attends`: which ids attention may see; all of them by default."""
-        given = torch.tensor([[int(i) for i in ids]], device=self.model.device)
-        inputs: dict[str, Any] = {}
-        if attends is not None or positions is not None:
-            inputs["attention_mask"] = given * 0 + 1 if attends is None else given.new_tensor([[*map(int, attends)]])
-        if positions is not None:
-            inputs["position_ids"] = given.new_tensor([[int(p) for p in positions]])
-        with self._precision():
-            return self.model(input_ids=given, use_cache=False, **inputs).logits[0, :-1].float()
-
     def scored(
-        self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]
+        self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], **inputs: Sequence[int]
     ) -> Iterator[list[tuple[int, torch.Tensor, torch.Tensor]]]:
         """(number of a row, logits [n, V] of its scored ids at the settings' temperature, these ids [n]), some rows at a time.
 
         Rows (ids [T], which are scored [T]) of about the same length are computed together, padded on the right, which
-        causal attention does not see.
+        causal attention does not see. `inputs`: [T] others of the model's, such as position_ids, where there is one row.
         """
         order, part = sorted(range(len(rows)), key=lambda i: len(rows[i][0])), list[int]()
         for i, after in itertools.zip_longest(order, order[1:]):  # no rows, no parts
             part.append(i)
             if after is None or (len(part) + 1) * len(rows[after][0]) > MOST_TOKENS:
-                yield self._scored([rows[k] for k in part], part)
+                yield self._scored([rows[k] for k in part], part, inputs)
                 part = []
 
     def _scored(
-        self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], numbers: Sequence[int]
+        self,
+        rows: Sequence[tuple[Sequence[int], Sequence[bool]]],
+        numbers: Sequence[int],
+        inputs: Mapping[str, Sequence[int]],
     ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
         places = [[t for t in range(1, len(ids)) if at[t]] for ids, at in rows]
         width = max(len(ids) for ids, _ in rows)
         given = torch.tensor([[*map(int, ids), *[0] * (width - len(ids))] for ids, _ in rows]).to(self.model.device)
-        keep: dict[str, Any] = {}
+        keep: dict[str, Any] = {name: given.new_tensor([[*values]]) for name, values in inputs.items()}
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             keep["logits_to_keep"] = width + 1 - min((p[0] for p in places if p), default=width)
         with self._precision():
@@ -91,23 +80,14 @@ class Plain:
             torch.set_float32_matmul_precision(before)
 
     @torch.no_grad()
-    def every(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
-        """Log-probabilities [n] of each row's scored ids, as `logprobs` gives them."""
-        found = {i: of_tokens(logits.double(), ids) for part in self.scored(rows) for i, logits, ids in part}
-        return [found[i].cpu().numpy() for i in range(len(rows))]
+    def every(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], **inputs: Sequence[int]) -> list[np.ndarray]:
+        """Log-probabilities [n] in nats of each row's scored ids, each given the ids before it. `inputs`: see `scored`.
 
-    def logprobs(
-        self, ids: Sequence[int], at: Sequence[bool], temperature: float | None = None, **how: Any
-    ) -> np.ndarray:
-        """Log-probabilities in nats of the ids at which `at` [T] is true, each given the ids before it.
-
-        `temperature`: the settings' by default. An id that is the first of its row has none. `how`: see `logits`.
+        An id that is the first of its row has none.
         """
-        chosen = torch.tensor([bool(a) for a in at[1:]], dtype=torch.bool)
-        logits = self.logits(ids, **how)
-        targets = torch.tensor([int(i) for i in ids[1:]])[chosen].to(logits.device)
-        scaled = logits[chosen.to(logits.device)].double() / (temperature or self.settings.temperature)
-        return of_tokens(scaled, targets).cpu().numpy()
+        parts = self.scored(rows, **inputs)
+        found = {i: of_tokens(logits.double(), ids) for part in parts for i, logits, ids in part}
+        return [found[i].cpu().numpy() for i in range(len(rows))]
 
     def trainable(self) -> dict[str, torch.Size]:
         """Name -> shape of each tensor that the settings train, found from the model and the settings alone.
@@ -124,17 +104,17 @@ class Plain:
         return found
 
     @contextmanager
-    def having(self, tensors: Mapping[str, torch.Tensor], scale: float = 1.0) -> Generator[dict[str, torch.Tensor]]:
+    def having(self, tensors: Mapping[str, torch.Tensor]) -> Generator[dict[str, torch.Tensor]]:
         """In this context the model has these weights, given by the trainer's names, and computes with their adapter.
 
-        Yields the tensors that a gradient can be asked of, by `plain_name`. `scale`: factor of the adapter's own scale.
+        Yields the tensors that a gradient can be asked of, by `plain_name`.
         """
         own = dict(self.model.named_parameters())
         given = {plain_name(name): tensor.detach().to(self.model.device) for name, tensor in tensors.items()}
         leaves: dict[str, torch.Tensor] = {}
         kept: dict[str, torch.Tensor] = {}
         handles = []
-        factor = scale * self.settings.lora_alpha / max(self.settings.lora_rank, 1)
+        factor = self.settings.lora_alpha / max(self.settings.lora_rank, 1)
         for name, tensor in given.items():
             if name in own:
                 kept[name] = own[name].data

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-from plumbob.doctor.record import Settings
+from plumbob.doctor.record import Settings, TensorSample
 
 CLIP_EPSILON = 1e-6
 """What torch adds to the norm that it divides by."""
@@ -31,10 +31,20 @@ def clipping(settings: Settings, norm: float) -> float:
     return min(1.0, settings.max_norm / (norm + CLIP_EPSILON)) if settings.max_norm else 1.0
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Adam's state of some entries."""
+def change(
+    tensors: Sequence[TensorSample], norm: float, step: int, settings: Settings, times: float = 1.0
+) -> np.ndarray:
+    """[E] change of the recorded entries of tensors with a gradient, one tensor's after the other's, in one update.
 
-    first: np.ndarray
-    second: np.ndarray
-    updates: int = 0
+    `norm`: of the whole gradient, before clipping. `step`: the training step. `times`: of the learning rate.
+    """
+    s, lr, found = settings, times * rate(settings, step), []
+    for t in tensors:
+        w, g = t.before.astype(float), np.asarray(t.gradient, float) * clipping(s, norm)
+        known = t.moments_before is not None
+        first, second = t.moments_before.astype(float) if known else np.zeros((2, len(w)))
+        k = max(t.updates, 1) if known else 1
+        first, second = s.beta1 * first + (1 - s.beta1) * g, s.beta2 * second + (1 - s.beta2) * g**2
+        adam = first / (1 - s.beta1**k) / (np.sqrt(second / (1 - s.beta2**k)) + s.epsilon_adam)
+        found.append(-lr * s.weight_decay * w - lr * adam)
+    return np.concatenate(found)

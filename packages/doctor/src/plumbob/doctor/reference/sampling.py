@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-TEMPERATURES = (0.2, 0.4, 0.6, 0.75, 0.9, 1.1, 1.3, 1.7, 2.5)
+TEMPERATURES = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1, 1.3, 1.7, 2.5)
 """Times the right one."""
 LIKELIEST = (1, 5, 10, 20, 40, 50, 64, 100)
 MASSES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
@@ -63,8 +63,9 @@ def alternatives(
 ) -> dict[tuple[str, str], torch.Tensor]:
     """(id of a cause, what is so) -> log-probabilities [n] of tokens. `logits` [n, V]: at the right temperature."""
     found = {("sampling-altered", what): values for what, values in leaving_out(logits, tokens).items()}
-    for by in TEMPERATURES:
-        what = f"draws at a temperature of about {by * temperature:.2g}"
+    # 1 / temperature: log-probabilities from before the temperature, as most engines give them.
+    for by in sorted({*TEMPERATURES, 1 / temperature} - {1.0}):
+        what = f"draws at a temperature of about {by * temperature:.3g}"
         found["temperature-not-applied", what] = of_tokens(logits / by, tokens)
     for by in REPETITIONS:
         what = f"a repetition penalty of about {by:g}"

@@ -13,7 +13,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import WITH_TOOLS, Fault, table
-from plumbob.testing.faulty.sites import since
+from plumbob.testing.faulty.sites import UNJUDGED, since
 from plumbob.trainer.policy.policy import TokenScores
 
 
@@ -187,7 +187,7 @@ FAULTS = (
           "Rollouts are sampled at a temperature by which the trainer does not divide the logits.", at.scores,
           lambda original, policy, rows, temperature: original(policy, rows, 1.0),
           "engine-trainer-mismatch temperature-not-applied", "huggingface/trl#3029", options="--temperature 0.7",
-          run_options="--parity-limit 100"),
+          also=UNJUDGED),
     Fault("raw log-probabilities from an engine below temperature one",
           "The engine samples at temperature 0.6 and reports the log-probabilities from before the temperature.",
           at.reported, lambda logprobs, tokens, values: at_one(logprobs, tokens, values, 0.6),
@@ -221,7 +221,7 @@ FAULTS = (
     Fault("loss mask as attention mask from the start",
           "The trainer passes the loss mask as attention mask, in the first weight sync's check too.", at.scores,
           blind, "loss-mask-as-attention-mask", "the predecessor; verifiers' GRPOTrainer, July-October 2025",
-          run_causes="engine-trainer-mismatch", run_options="--parity-limit 100"),
+          run_causes="engine-trainer-mismatch", also=UNJUDGED),
     Fault("packed rows attend to each other",
           "The trainer's model is not told where packed rows begin, and computes them as one text.", at.scores,
           one_row, "attention-or-positions-wrong", "allenai/open-instruct#1642",
@@ -239,7 +239,7 @@ FAULTS = (
           "The trainer scores each token by the logits of the position before the right one.", at.forward,
           lambda batch, rows: replace(batch, wanted=(batch.wanted - 1).clamp(min=0)),
           "engine-trainer-mismatch loss-differs-from-settings loss-mask-wrong attention-or-positions-wrong",
-          "the review's list, pytorch/torchtune#2934", run_options="--parity-limit 100"),
+          "the review's list, pytorch/torchtune#2934", also=UNJUDGED),
     Fault("log-probabilities from the start of the row",
           "The trainer's model ignores which logits are wanted, and those of the first tokens are taken for the "
           "reply's.", at.scores, from_the_start, "engine-trainer-mismatch loss-differs-from-settings loss-mask-wrong",
@@ -261,7 +261,8 @@ FAULTS = (
     Fault("weights served in bfloat16 from the start",
           "The engine holds float32 weights rounded to bfloat16, from its start and after each sync.",
           at.engine_model, in_bf16, "engine-trainer-mismatch weights-not-synced",
-          "verl's FAQ, vllm-project/vllm#22103", run_options="--parity-limit 100",
-          also=((at.weights, lambda sent, engine: {name: tensor.bfloat16().float() for name, tensor in sent.items()}),)),
+          "verl's FAQ, vllm-project/vllm#22103",
+          also=(*UNJUDGED,
+                (at.weights, lambda sent, engine: {name: tensor.bfloat16().float() for name, tensor in sent.items()}))),
 ),
 )

@@ -207,11 +207,6 @@ FAULTS = (
           "The squared log-ratio to the reference is subtracted from the loss, so that the KL term drives the "
           "policy away.", at.kl_beta, lambda beta: -beta, "kl-term-wrong loss-differs-from-settings",
           "marin-community/marin#1742", options="--kl-beta 0.5"),
-    Fault("KL estimate k1 in the loss",
-          "The KL term of the loss is the k1 estimate, whose gradient is zero on average: it adds noise and holds "
-          "nothing.", at.options, None, "kl-term-wrong kl-too-large",
-          "allenai/open-instruct#534, NovaSky-AI/SkyRL#1445", options="--kl-beta 0.5 --kl-estimator k1",
-          only="doctor"),
     Fault("reference scored at another temperature",
           "Rollouts are sampled and scored at temperature 1.5, and the reference policy is scored at 1: the KL "
           "term pulls towards another temperature.", at.reference_scores,

@@ -27,6 +27,7 @@ from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.trainer.algorithm import advantages as advantages_module
 from plumbob.trainer.algorithm import losses as losses_module
 from plumbob.trainer.distributed.base import Replicated
+from plumbob.trainer.inference import weight_sync
 from plumbob.trainer.inference.in_process import InProcessEngine
 from plumbob.trainer.inference.transformers import engine as engine_module
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
@@ -568,8 +569,12 @@ def advantage_scale(stack: ExitStack, env: str, change: Any) -> None:
     )
 
 
-kl_in_reward = function(step_module, "reference_kl")
-"""The KL divergences of rows that are taken off their rewards are `change(original, run, rows)`."""
+def unjudged(stack: ExitStack, env: str, limit: float) -> None:
+    """Engine and trainer may differ by `limit` nats after a weight sync, so that a run goes on with a fault of its sync."""
+    put(stack, weight_sync, "PARITY", limit)
+
+
+UNJUDGED = ((Site("parity", unjudged), 100.0),)
 
 
 @around

@@ -11,7 +11,7 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from plumbob.testing.faulty import sites as at
 from plumbob.testing.faulty.fault import Fault, table
-from plumbob.testing.faulty.sites import Site, anew, since
+from plumbob.testing.faulty.sites import UNJUDGED, Site, anew, since
 from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
@@ -139,17 +139,17 @@ FAULTS = (
           "The tensors' names have a prefix that the engine does not know, and names that it does not know are "
           "skipped.", at.weights, only(lambda name: False), "weights-not-synced",
           "pytorch/examples#1029, bowang-lab/scGPT#296", run_causes="engine-trainer-mismatch",
-          run_options="--parity-limit 100"),
+          also=UNJUDGED),
     Fault("embeddings are not synced",
           "A weight sync leaves out input and output embeddings, as those listed in modules_to_save.", at.weights,
           only(lambda name: "embed_tokens" not in name and "lm_head" not in name),
           "engine-trainer-mismatch weights-not-synced", "huggingface/trl#6007, vllm-project/vllm#11714",
-          run_options="--parity-limit 100"),
+          also=UNJUDGED),
     Fault("one layer is no longer synced from the middle of the run",
           "From the fifth step on a weight sync leaves out the second layer.", since(4, at.weights),
           only(lambda name: "layers.1." not in name), "weights-not-synced",
           "PrimeIntellect-ai/prime-rl#1857, huggingface/trl#5312", steps=12, only="run",
-          run_causes="engine-trainer-mismatch", run_options="--parity-limit 100"),
+          run_causes="engine-trainer-mismatch", also=UNJUDGED),
     Fault("weights sent in every third step only",
           "The trainer sends weights at an interval of its own, and rollouts in between come from older weights.",
           anew(at.weights), every(3), "weights-not-synced", "huggingface/trl#3189, huggingface/trl#6513",
@@ -162,7 +162,7 @@ FAULTS = (
           "The engine gets each update of the adapter, but its asynchronous requests do not name it: the base "
           "model answers.", at.engine_model, scaled(lambda name, layer: 0.0),
           "weights-not-synced", "modelscope/ms-swift#9855, unslothai/unsloth#8701",
-          options="--peft", run_causes="engine-trainer-mismatch", run_options="--parity-limit 100"),
+          options="--peft", run_causes="engine-trainer-mismatch", also=UNJUDGED),
     Fault("adapter served at half its scale",
           "The engine multiplies the LoRA adapter by alpha / (2 rank), the trainer by alpha / rank.", at.engine_model,
           scaled(lambda name, layer: 0.5), "weights-not-synced",
@@ -185,17 +185,13 @@ FAULTS = (
           "The names of the saved weights have a prefix more, and who loads them gets new weights everywhere.",
           at.saved_files, prefixed, "saved-model-differs",
           "huggingface/transformers#48722, fla-org/flash-linear-attention#143"),
-    Fault("best checkpoint chosen by its entropy",
-          "The final model is the checkpoint with the highest entropy, which is one of the first.", at.options, None,
-          "saved-model-differs", "huggingface/transformers#31142", options="--keep-best policy/entropy", steps=8,
-          only="run"),
 ),
 *table("logprobs",
     Fault("layers exchanged in a packed sync",
           "Weights are received in another order than they were sent, so that layers of the same shape change "
           "places.", at.weights, renamed(exchanged(".layers.0.", ".layers.1.")), "weights-not-synced",
           "lightseekorg/tokenspeed#546", options="--max-tokens 64", run_causes="engine-trainer-mismatch",
-          run_options="--parity-limit 100"),
+          also=UNJUDGED),
     Fault("attention outputs arrive as zeros",
           "A weight sync sends buffers for the attention's output matrices that were never filled.", at.weights,
           each(lambda name, tensor: torch.zeros_like(tensor) if "o_proj" in name else tensor), "weights-not-synced",
@@ -203,10 +199,10 @@ FAULTS = (
     Fault("square matrices arrive transposed",
           "One side stores matrices transposed, and nothing refuses those that are square.", at.weights,
           each(lambda name, tensor: tensor.T.contiguous() if tensor.dim() == 2 and len(set(tensor.shape)) == 1 else tensor),
-          "engine-trainer-mismatch weights-not-synced", "lablup/mlxcel#925", run_options="--parity-limit 100"),
+          "engine-trainer-mismatch weights-not-synced", "lablup/mlxcel#925", also=UNJUDGED),
     Fault("values loaded in the place of keys",
           "A weight sync writes the projection of the values into that of the keys, and the other way round.",
           at.weights, renamed(exchanged("k_proj", "v_proj")), "engine-trainer-mismatch weights-not-synced",
-          "vllm-project/vllm#42803, sgl-project/sglang#24321", run_options="--parity-limit 100"),
+          "vllm-project/vllm#42803, sgl-project/sglang#24321", also=UNJUDGED),
 ),
 )

@@ -30,5 +30,5 @@ def measure(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> None
 def make_engine(
     model: PreTrainedModel, decoding: Decoding | None, max_slots: int, max_length: int, share: float
 ) -> PagedEngine:
-    """The engine that decodes `model`, whose weights it copies. `share`: see `open_paged`."""
+    """The engine that decodes `model`, whose weights it takes. `share`: see `open_paged`."""
     return open_paged(model, max_slots, max_length, share, say=note)

@@ -1,12 +1,15 @@
 """Decoding runs: a few tokens of every lane, without the CPU in between.
 
 On a GPU one step (one token of every lane) is recorded as a CUDA graph, once for each of a few numbers of lanes, and a
-run replays it. A run's inputs are copied to the GPU before it, and its tokens back after it.
+run replays it. A run's inputs are copied to the GPU before it, and its tokens back after it. A run may be queued behind one
+that still computes: what that one will have sampled last stays on the GPU.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -85,8 +88,28 @@ class Lanes:
         self.used[lanes] += len(ids)
 
 
+@dataclass
+class Run:
+    """A run that was begun."""
+
+    ids: torch.Tensor
+    """[tokens, lanes] on the CPU: what it samples, once it is done."""
+    logprobs: torch.Tensor
+    """[tokens, lanes]"""
+    finished: torch.cuda.Event | None = None
+    """None: it was computed before `begin` returned."""
+
+    def done(self) -> bool:
+        """Whether the run has ended."""
+        return self.finished is None or self.finished.query()
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """The run's ids and log-probabilities, [tokens, lanes] each."""
+        return self.ids.numpy().copy(), self.logprobs.numpy().copy()
+
+
 class Decoding:
-    """Runs of at most `tokens` tokens in at most `lanes` lanes of up to `pages` pages each."""
+    """Runs of at most `tokens` tokens in at most `lanes` lanes of up to `pages` pages each, two of them begun at a time."""
 
     def __init__(self, weights: Weights, cache: Cache, lanes: int, pages: int, tokens: int) -> None:
         self.weights, self.cache = weights, cache
@@ -101,55 +124,69 @@ class Decoding:
         self.pages = buffer(lanes, pages, dtype=torch.int32)
         self.temperatures = buffer(lanes, dtype=torch.float32)
         self.uniforms = buffer(tokens, lanes, dtype=torch.float64)
+        self.before = buffer(lanes, dtype=torch.long)
+        """The lane that each lane was in the run that this one is queued behind."""
         self.step = buffer(1, dtype=torch.long)
         self.out_ids = buffer(tokens, lanes, dtype=torch.long)
         self.out_logprobs = buffer(tokens, lanes, dtype=torch.float32)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
-        self._shape = (0, 0)
-        self._finished: torch.cuda.Event | None = None
-        # Page-locked, because the CPU would wait for a copy into other memory.
-        self._host = tuple(
-            torch.empty_like(x, device="cpu", pin_memory=self.cuda) for x in (self.out_ids, self.out_logprobs)
-        )
-        """[tokens, lanes] each: ids and log-probabilities of the last run."""
+        self._inputs = (self.before, self.positions, self.temperatures, self.pages, self.uniforms, self.ids)
+        # Page-locked, because the CPU would wait for a copy from or into other memory. A run takes those of the last but one.
+        self._memory: deque[tuple[list[Any], list[Any], torch.cuda.Event | None]] = deque()
+        """Copies on the CPU of the inputs and of the outputs, and the event after which they may be used again."""
+        for _ in range(2 if self.cuda else 0):
+            copies = [torch.empty_like(x, device="cpu", pin_memory=True) for x in (*self._inputs, *self._outputs)]
+            self._memory.append((copies[: len(self._inputs)], copies[len(self._inputs) :], None))
+
+    @property
+    def _outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.out_ids, self.out_logprobs
 
     @torch.inference_mode()
-    def begin(self, lanes: Lanes, count: int, tokens: int) -> None:
+    def begin(self, lanes: Lanes, count: int, tokens: int, after: tuple[int, np.ndarray] | None = None) -> Run:
         """Start a run of `tokens` tokens in the first `count` lanes. It may still be computing when this returns.
 
-        The lanes have pages for all positions up to its end, and as many numbers. They may be changed at once.
+        The lanes have pages for all positions up to its end, and as many numbers. They may be changed at once. `after`: of
+        the run under way, which this one is queued behind, the number of tokens and the lane that each lane was there. Lanes
+        that have no token left after it compute something that nobody reads.
         """
-        self._shape = (tokens, count)
         size = self._size(count)
+        under_way, before = after or (0, np.zeros(0, dtype=np.int64))
+        ends = lanes.left[:count] <= under_way if after else np.zeros(count, dtype=bool)
         # What is computed beside the lanes in use must not write into pages, which belong to others.
-        lanes.pages[count:size] = lanes.positions[count:size] = lanes.ids[count:size] = 0
-        for buffer, values in (
-            (self.ids, lanes.ids),
-            (self.positions, lanes.positions),
-            (self.temperatures, lanes.temperatures),
-            (self.pages, lanes.pages),
-        ):
-            buffer[:size].copy_(torch.from_numpy(values[:size]), non_blocking=True)
-        uniforms = torch.from_numpy(np.ascontiguousarray(_next_uniforms(lanes, size, tokens).T))
-        self.uniforms[:tokens, :size].copy_(uniforms, non_blocking=True)
+        positions, pages = lanes.positions[:size] + under_way, lanes.pages[:size].copy()
+        positions[count:] = pages[count:] = lanes.ids[count:size] = 0
+        positions[:count][ends], pages[:count][ends] = 0, 0
+        uniforms = _next_uniforms(lanes, size, tokens, under_way).T
+        copies, outputs, free = self._memory.popleft() if self.cuda else ([None] * len(self._inputs), [], None)
+        if free is not None:
+            free.synchronize()
+        given = [before, positions, lanes.temperatures[:size], pages, uniforms, *(() if after else (lanes.ids[:size],))]
+        for buffer, copy, values in zip(self._inputs, copies, given, strict=False):
+            part = tuple(map(slice, values.shape))
+            source = torch.from_numpy(np.ascontiguousarray(values))
+            buffer[part].copy_(source if copy is None else copy[part].copy_(source), non_blocking=True)
+        if after:
+            self.ids[:count] = self.ids[self.before[:count]]
         self.step.zero_()
-        if self.cuda:
-            graph = self._graph(size)
-            for _ in range(tokens):
-                graph.replay()
-            for host, buffer in zip(self._host, (self.out_ids, self.out_logprobs), strict=True):
-                host.copy_(buffer, non_blocking=True)
-            self._finished = torch.cuda.Event()
-            self._finished.record()
-        else:
+        if not self.cuda:
             for _ in range(tokens):
                 self._step(size)
-            self._host = self.out_ids, self.out_logprobs
+            return Run(self.out_ids[:tokens, :count].clone(), self.out_logprobs[:tokens, :count].clone())
+        graph = self._graph(size)
+        for _ in range(tokens):
+            graph.replay()
+        for host, buffer in zip(outputs, self._outputs, strict=True):
+            host.copy_(buffer, non_blocking=True)
+        finished = torch.cuda.Event()
+        finished.record()
+        self._memory.append((copies, outputs, finished))
+        return Run(outputs[0][:tokens, :count], outputs[1][:tokens, :count], finished)
 
     @torch.inference_mode()
-    def begin_truncated(self, lanes: Lanes, samplings: Sequence[Sampling]) -> None:
-        """Start a run of one token in which some lanes sample from a part of the vocabulary (top-p, top-k, min-p).
+    def begin_truncated(self, lanes: Lanes, samplings: Sequence[Sampling]) -> Run:
+        """A run of one token in which some lanes sample from a part of the vocabulary (top-p, top-k, min-p).
 
         `samplings`: the settings of each lane in use.
         """
@@ -160,19 +197,7 @@ class Decoding:
         hidden = forward.decode(self.weights, self.cache, ids, positions, pages)
         uniforms = _next_uniforms(lanes, n, 1)[:, 0].tolist()
         ids, logprobs = draw_truncated(self.weights, hidden, samplings, uniforms)
-        self._shape, self._finished = (1, n), None
-        for host, values in zip(self._host, (ids, logprobs), strict=True):
-            host[0, :n] = values.cpu()
-
-    def done(self) -> bool:
-        """Whether the run has ended."""
-        return self._finished is None or self._finished.query()
-
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """The run's ids and log-probabilities, [tokens, lanes] each."""
-        tokens, n = self._shape
-        ids, logprobs = (host[:tokens, :n].numpy().copy() for host in self._host)
-        return ids, logprobs
+        return Run(ids[None].cpu(), logprobs[None].cpu())
 
     def _size(self, lanes: int) -> int:
         """The number of lanes that are computed: on a GPU one of a few numbers, for each of which a graph is recorded."""
@@ -198,7 +223,8 @@ class Decoding:
                 self._step(size)  # compiles the kernels, and sets up the libraries' workspaces
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Other threads, such as one that embeds documents, may allocate meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 self._step(size)
             self._pool = self._pool or graph.pool()
             self._graphs[size] = graph
@@ -237,7 +263,9 @@ def draw_truncated(
     return ids, logprobs
 
 
-def _next_uniforms(lanes: Lanes, count: int, tokens: int) -> np.ndarray:
-    """[count, tokens] the numbers that draw a run's tokens."""
-    used = np.minimum(lanes.used[:count], UNIFORMS - tokens)  # of a lane that is not in use it may be anything
+def _next_uniforms(lanes: Lanes, count: int, tokens: int, under_way: int = 0) -> np.ndarray:
+    """[count, tokens] the numbers that draw a run's tokens. `under_way`: tokens that are being sampled before it."""
+    used = np.minimum(
+        lanes.used[:count] + under_way, UNIFORMS - tokens
+    )  # of a lane that is not in use it may be anything
     return np.take_along_axis(lanes.uniforms[:count], used[:, None] + np.arange(tokens), axis=1)

@@ -1,8 +1,9 @@
 """The scheduler: rollouts call `generate` at any time, and join and leave the batch between runs of a few tokens.
 
 A run decodes `TOKENS_PER_RUN` tokens of every active rollout without asking the CPU in between. On a GPU each token is
-one replay of a recorded CUDA graph; while it computes, the event loop goes on with tools and new turns. What a rollout
-sampled behind its stop token within a run is thrown away.
+one replay of a recorded CUDA graph; while it computes, the event loop goes on with tools and new turns. The next run is
+queued before it ends, unless rollouts wait to join, so that the GPU does not wait for the CPU to read what was sampled. What
+a rollout sampled behind its stop token is thrown away.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from plumbob.console import first_line
 from plumbob.rollout import EngineError
 from plumbob.trainer.inference.in_process import InProcessEngine
 from plumbob.trainer.inference.paged import forward
-from plumbob.trainer.inference.paged.decoding import UNIFORMS, Decoding, Lanes, draw_truncated
+from plumbob.trainer.inference.paged.decoding import UNIFORMS, Decoding, Lanes, Run, draw_truncated
 from plumbob.trainer.inference.paged.forward import Cache, Row
 from plumbob.trainer.inference.paged.pages import OutOfPages, PagePool
 from plumbob.trainer.inference.paged.request import PagedRequest
@@ -41,7 +42,7 @@ PREFILL_TOKENS = 1 << 14
 
 
 class PagedEngine(InProcessEngine[PagedRequest]):
-    """A `TrainingEngine` over copies of a Llama- or Qwen-like model's weights, in this process.
+    """A `TrainingEngine` over the weights of a Llama- or Qwen-like model, in this process.
 
     At most `max_slots` requests decode at once, active request i in lane i, and the others wait. `max_length` limits
     prompt and completion together, in tokens. `num_pages`: pages of the cache; enough for `max_slots` rollouts of
@@ -65,6 +66,12 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         self._prefill_tokens = PREFILL_TOKENS
         self._ended: deque[tuple[PagedRequest, Literal["stop", "length", "nan"]]] = deque()
         """Requests that have left the active ones, and are not handed out yet."""
+        self.queues_ahead = weights.embed.device.type == "cuda"
+        """Whether a run is begun before the one under way has ended. On a CPU a run has ended when `begin` returns."""
+        self._runs: deque[Run] = deque()
+        """Runs that were begun and not read, the first of which computes: at most two."""
+        self._places: deque[np.ndarray] = deque()
+        """For each of them, the lane in it of each active request."""
         self._allocate(max_slots, max(num_pages or max_slots * self._longest, self._longest))
 
     def _allocate(self, slots: int, pages: int) -> None:
@@ -109,7 +116,13 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         return self.weights.named
 
     def forget(self) -> None:
+        self._drop_runs()
         self.pool.forget()
+
+    def _drop_runs(self) -> None:
+        """Do not read what was begun: nobody waits for it, or it will be computed again."""
+        self._runs.clear()
+        self._places.clear()
 
     def _drop_cache(self) -> None:
         del self._decoding, self._cache  # the recorded graphs hold the cache too
@@ -154,6 +167,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         """
         for lane in range(len(self._active)):
             self._note(lane)
+        self._drop_runs()
         again = [*self._active, *self._admitting]
         for request in again:
             request.pages = []
@@ -177,21 +191,25 @@ class PagedEngine(InProcessEngine[PagedRequest]):
     async def _decode_some(self) -> None:
         start = time.perf_counter()
         self._drop_cancelled()
-        if self._should_admit():
-            self._admit()
-        if self._active:
-            self._begin_run()
-        if self._decoding.done():  # nothing computes that handing out could delay
+        if not self._runs:
+            if self._should_admit():
+                self._admit()
+            if self._active:
+                self._begin_run()
+        if self._runs and self.queues_ahead and not self._should_admit():
+            self._begin_next_run()
+        if not self._runs or self._runs[0].done():  # nothing computes that handing out could delay
             self._hand_out(len(self._ended))
         # While the GPU computes, rollouts whose turn has ended are scored, run tools and queue their next turn: one more
         # in each round of the event loop, so that a round is short, and the next run is not late.
         self._hand_out(1)
         await asyncio.sleep(0)
-        while not self._decoding.done():
+        while self._runs and not self._runs[0].done():
             await asyncio.sleep(0 if self._hand_out(1) else POLL_SECONDS)
-        if self._active:
+        if self._runs:
             self._end_run()
         if not self._active:
+            self._drop_runs()
             self._hand_out(len(self._ended))
         self.busy_seconds += time.perf_counter() - start
 
@@ -293,33 +311,63 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         self.pool.share(shared)
         return shared + own
 
-    @torch.inference_mode()
     def _begin_run(self) -> None:
         plain = all(request.plain for request in self._active)
         tokens = TOKENS_PER_RUN if plain else 1
         self._reserve(tokens)
+        self._renew_uniforms(tokens)
+        n = len(self._active)
+        if plain:
+            self._note_begun(self._decoding.begin(self._lanes, n, tokens))
+        else:
+            self._note_begun(self._decoding.begin_truncated(self._lanes, [r.sampling for r in self._active]))
+
+    def _begin_next_run(self) -> None:
+        """Queue a run behind the one under way, if it is known without its tokens what to compute, and there are pages."""
+        n, tokens = len(self._active), TOKENS_PER_RUN
+        goes_on = self._lanes.left[:n] > tokens
+        if len(self._runs) > 1 or not goes_on.any() or not all(request.plain for request in self._active):
+            return
+        missing = self._missing_pages(2 * tokens) * goes_on
+        if missing[missing > 0].sum() > self.pool.available:
+            return
+        for lane in np.flatnonzero(missing > 0):
+            self._give_pages(lane, missing[lane])
+        self._renew_uniforms(2 * tokens)
+        self._note_begun(self._decoding.begin(self._lanes, n, tokens, after=(tokens, self._places[0])))
+
+    def _note_begun(self, run: Run) -> None:
+        self._runs.append(run)
+        self._places.append(np.arange(len(self._active)))
+
+    def _renew_uniforms(self, tokens: int) -> None:
+        """Give every active request numbers for so many more tokens."""
         n, lanes = len(self._active), self._lanes
         for lane in np.flatnonzero(lanes.used[:n] + tokens > UNIFORMS):
             self._note(lane)
             lanes.renew(lane, self._active[lane].next_uniforms(UNIFORMS))
-        if plain:
-            self._decoding.begin(lanes, n, tokens)
-        else:
-            self._decoding.begin_truncated(lanes, [request.sampling for request in self._active])
+
+    def _missing_pages(self, tokens: int) -> np.ndarray:
+        """How many pages each active request lacks for `tokens` more tokens; some have more than that."""
+        n = len(self._active)
+        return _pages_for(self._lanes.positions[:n] + tokens) - self._lanes.num_pages[:n]
+
+    def _give_pages(self, lane: int, count: int) -> None:
+        """Raises OutOfPages."""
+        pages = self.pool.take(int(count))
+        self._active[lane].pages += pages
+        self._lanes.add_pages(lane, pages)
 
     def _reserve(self, tokens: int) -> None:
         """Give every active request pages for `tokens` more tokens; where none are left, the last ones wait again.
 
         They keep what they have sampled, and read it again as part of their prompt.
         """
-        n, lanes = len(self._active), self._lanes
-        missing = _pages_for(lanes.positions[:n] + tokens) - lanes.num_pages[:n]
+        missing = self._missing_pages(tokens)
         for lane in np.flatnonzero(missing > 0):
             while lane < len(self._active):
                 try:
-                    pages = self.pool.take(int(missing[lane]))
-                    self._active[lane].pages += pages
-                    lanes.add_pages(lane, pages)
+                    self._give_pages(lane, missing[lane])
                     break
                 except OutOfPages:
                     if len(self._active) == 1:
@@ -331,7 +379,9 @@ class PagedEngine(InProcessEngine[PagedRequest]):
                     self._waiting.insert(0, last)
 
     def _end_run(self) -> None:
-        self._add(0, *self._decoding.result())
+        places = self._places.popleft()
+        ids, logprobs = (values[:, places] for values in self._runs.popleft().result())
+        self._add(0, ids, logprobs)
 
     def _add(self, first: int, ids: np.ndarray, logprobs: np.ndarray) -> None:
         """Append sampled tokens, [tokens, lanes] each, to the active requests from number `first` on.
@@ -389,6 +439,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
             request.pages = []
         self._active = list(compress(self._active, stays))
         self._lanes.keep(stays)
+        self._places = deque(places[stays] for places in self._places)
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,6 @@ def pages_that_fit(wanted: int, least: int, bytes_of_page: int, memory: Memory, 
     return min(wanted, max(careful, min(least, most // bytes_of_page)))
 
 
-def bytes_of_weights(model: PreTrainedModel, dtype: torch.dtype) -> int:
-    """Memory of the engine's copy of all weights."""
-    return sum(p.numel() for p in model.parameters()) * dtype.itemsize
-
-
 def bytes_of_rollout(model: PreTrainedModel, dtype: torch.dtype, length: int) -> int:
     """Memory of the keys and values of a rollout of `length` tokens, of a model that the engine knows."""
     config: Any = model.config.get_text_config()

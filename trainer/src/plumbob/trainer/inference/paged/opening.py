@@ -72,20 +72,22 @@ def open_paged(
     later: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> PagedEngine:
-    """An engine for `model`, whose weights it copies.
+    """An engine for `model`, whose weights it takes: the model's parameters become views of the engine's tensors.
 
     `share`: most of a GPU's memory for keys and values. `later`: bytes that the trainer will allocate on this GPU after
     this call. `say`: called with a line if memory holds fewer rollouts than `max_slots`. Raises UserError if the engine
     does not know the model, or if not even one rollout fits.
     """
     try:
-        weights = Weights.of(model, max_length + TOKENS_PER_RUN)
+        weights = Weights.of(model, max_length + TOKENS_PER_RUN, take=True)
     except NotSupported as error:
         raise refused(error) from None
     except torch.OutOfMemoryError:
         raise UserError(
-            f"the GPU's memory does not hold the copy of the model's weights that --engine paged makes; {INSTEAD}"
+            f"the GPU's memory does not hold the model's weights while --engine paged joins them; {INSTEAD}"
         ) from None
+    if weights.embed.is_cuda:
+        torch.cuda.empty_cache()  # what the joined tensors have replaced
     per_rollout = pages_of(max_length)
     pages = max_slots * per_rollout
     if (memory := memory_of(weights.embed.device)) is not None:

@@ -1,7 +1,7 @@
 """A decoder's weights, joined where one matrix product can do the work of several.
 
-The tensors are copies of a transformers model's, which is read by the names of its modules. `Weights.named` has a view
-of each under the name that the trainer's parameter has, so a weight sync is a copy in place.
+The tensors are those of a transformers model, which is read by the names of its modules, or copies of them. `Weights.named`
+has a view of each under the name that the trainer's parameter has, so a weight sync is a copy in place.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError
+from plumbob.trainer.policy.int8_base import product
 from transformers import PreTrainedModel
 
 
@@ -23,16 +24,22 @@ class Linear:
     """y = x W^T + b + (x A^T s) B^T, for one or several linear layers whose outputs follow each other."""
 
     weight: torch.Tensor
-    """[out, in]"""
+    """[out, in]; int8 if there is a `scale`."""
     bias: torch.Tensor | None
     lora_a: torch.Tensor | None = None
     """[r, in]: of all layers together, one after the other."""
     lora_b: torch.Tensor | None = None
     """[out, r]: zero where a layer's output does not depend on another layer's A."""
     scaling: float = 1.0
+    scale: torch.Tensor | None = None
+    """[out] float32: the factor of each row of a weight in 8 bits."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.nn.functional.linear(x, self.weight, self.bias)
+        if self.scale is None:
+            y = torch.nn.functional.linear(x, self.weight, self.bias)
+        else:
+            y = product(x, self.weight, self.scale)
+            y = y if self.bias is None else y + self.bias
         if self.lora_a is None or self.lora_b is None:
             return y
         return y + torch.nn.functional.linear(torch.nn.functional.linear(x, self.lora_a) * self.scaling, self.lora_b)
@@ -76,16 +83,20 @@ class Weights:
     """The trainer's name of each tensor -> its place in the tensors above."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, positions: int) -> Weights:
-        """Copy the weights of `model`. `positions`: the longest context, in tokens. Raises NotSupported."""
-        return _Reader(model).read(positions)
+    def of(cls, model: PreTrainedModel, positions: int, *, take: bool = False) -> Weights:
+        """Copy the weights of `model`. `positions`: the longest context, in tokens. Raises NotSupported.
+
+        `take`: the model's matrices and biases become views of the joined tensors, so that there is one copy of them. What
+        else holds these parameters, such as a trainer the frozen ones, computes with the views from then on.
+        """
+        return _Reader(model, take).read(positions)
 
 
 class _Reader:
     """Reads a transformers model, and refuses what it does not know."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, take: bool) -> None:
+        self.model, self.take = model, take
         self.names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
         self.names.update({id(p): name for name, p in model.named_parameters()})  # tied: the trainer's name
         self.named: dict[str, torch.Tensor] = {}
@@ -149,7 +160,7 @@ class _Reader:
         )
 
     def _copy(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        return self._place(parameter, parameter.detach().clone())
+        return self._place(parameter, parameter.detach() if self.take else parameter.detach().clone())
 
     def _place(self, parameter: torch.nn.Parameter, where: torch.Tensor) -> torch.Tensor:
         self.read_parameters.add(id(parameter))
@@ -165,22 +176,30 @@ class _Reader:
     def _joined(self, *linears: Any) -> Linear:
         """Linear layers of the same input as one."""
         bases = [getattr(linear, "base_layer", linear) for linear in linears]
-        weight = torch.cat([base.weight.detach() for base in bases])
-        rows = list(weight.split([base.weight.shape[0] for base in bases]))
-        for base, part in zip(bases, rows, strict=True):
-            self._place(base.weight, part)
+        weight = self._cat([base.weight for base in bases])
         bias = None
         if any(base.bias is not None for base in bases):
             if not all(base.bias is not None for base in bases):
                 raise NotSupported("some of its attention projections have a bias and others do not")
-            bias = torch.cat([base.bias.detach() for base in bases])
-            for base, part in zip(bases, bias.split([len(part) for part in rows]), strict=True):
-                self._place(base.bias, part)
+            bias = self._cat([base.bias for base in bases])
         joined = Linear(weight, bias)
+        if weight.dtype == torch.int8:
+            joined.scale = torch.cat([base.scale for base in bases])
         adapted = [(i, linear) for i, linear in enumerate(linears) if hasattr(linear, "lora_A")]
         if adapted:
-            self._adapt(joined, [len(part) for part in rows], adapted)
+            self._adapt(joined, [len(base.weight) for base in bases], adapted)
         return joined
+
+    def _cat(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+        """The rows of all parameters, one after the other."""
+        if len(parameters) == 1:
+            return self._copy(parameters[0])
+        whole = torch.cat([p.detach() for p in parameters])
+        for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
+            self._place(parameter, part)
+            if self.take:
+                parameter.data = part
+        return whole
 
     def _adapt(self, joined: Linear, outputs: list[int], adapted: list[tuple[int, Any]]) -> None:
         """Add the LoRA adapters of some of the joined layers."""
@@ -190,9 +209,9 @@ class _Reader:
             a, b = linear.lora_A[name].weight, linear.lora_B[name].weight
             pairs.append((i, a, b, linear.scaling[name]))
         rank = sum(len(a) for _, a, _, _ in pairs)
-        weight = joined.weight
-        joined.lora_a = weight.new_zeros(rank, weight.shape[1])
-        joined.lora_b = weight.new_zeros(weight.shape[0], rank)
+        weight, like = joined.weight, pairs[0][1].detach()
+        joined.lora_a = like.new_zeros(rank, weight.shape[1])
+        joined.lora_b = like.new_zeros(weight.shape[0], rank)
         joined.scaling = pairs[0][3]
         at = 0
         for i, a, b, scaling in pairs:

@@ -52,9 +52,7 @@ def write_adapter(folder: Path, weights: Mapping[str, torch.Tensor], shape: Lora
     for name, tensor in weights.items():
         found = _LORA_NAME.match(name)
         if found is None:
-            raise SyncError(
-                f"--vllm-sync lora sends LoRA adapters only, and {name!r} is not a weight of one; use nccl, ipc or disk"
-            )
+            raise SyncError(f"{name!r} is not a weight of a LoRA adapter, and with --peft nothing else is sent to vLLM")
         modules.add(found["module"])
         key = f"base_model.model.{found['module']}.lora_{found['side']}.weight"
         tensors[key] = tensor.detach().to("cpu", copy=True).contiguous()

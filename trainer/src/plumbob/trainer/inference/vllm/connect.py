@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from plumbob.console import UserError
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.engine import EngineParts
 from plumbob.trainer.inference.vllm.adapter_sync import LoraShape
 from plumbob.trainer.inference.vllm.engine import VllmEngine, VllmSettings, is_local
@@ -23,17 +20,12 @@ def open_vllm(parts: EngineParts) -> VllmEngine:
     Collective: every process samples from the servers; only rank 0 starts a server and sends weights.
     """
     config, world = parts.config, parts.world
-    on_gpu = world.device.type == "cuda"
-    urls, sync = config.vllm_url, config.weight_sync(on_gpu)
-    if not urls:
-        url = _start(config, parts.directory, sync, parts.status, on_gpu) if world.is_main else ""
-        urls = (world.from_main(url),)
+    urls = config.vllm_url or (world.from_main(_start(parts) if world.is_main else ""),)
     settings = VllmSettings(
         urls=urls,
         model=config.model,
         vocab_size=parts.vocab_size,
-        sync=sync,
-        lora=LoraShape(config.lora_r, config.lora_alpha) if sync == "lora" else None,
+        lora=LoraShape(config.lora_r, config.lora_alpha) if config.peft else None,
         dtype=torch.bfloat16 if config.bf16 else torch.float32,
         device=world.device,
         folder=None if all(map(is_local, urls)) else parts.directory,
@@ -49,8 +41,10 @@ def open_vllm(parts: EngineParts) -> VllmEngine:
     return engine
 
 
-def _start(config: TrainConfig, directory: Path, sync: Any, status: Callable[[str], None], on_gpu: bool) -> str:
-    if sync == "lora" and on_gpu and not config.bf16:
+def _start(parts: EngineParts) -> str:
+    """Start the run's own server, on the trainer's GPUs; returns its URL. Raises UserError."""
+    config, on_gpu = parts.config, parts.world.device.type == "cuda"
+    if config.peft and on_gpu and not config.bf16:
         raise UserError("vLLM's LoRA kernels for GPUs do not support float32: add --bf16")
     path = model_path(config.model)
     if (Path(path) / "adapter_config.json").is_file():
@@ -61,12 +55,11 @@ def _start(config: TrainConfig, directory: Path, sync: Any, status: Callable[[st
         )
     options = ServerOptions(
         config.model,
-        sync=sync,
+        sync="lora" if config.peft else "ipc" if on_gpu else "disk",
         lora_rank=config.lora_r,
-        gpus=tuple(int(gpu) for gpu in config.vllm_gpus.split(",")) if config.vllm_gpus else None,
         memory=config.engine_memory,
         max_length=config.max_context,
         bf16=config.bf16,
         sleep=config.vllm_sleep,
     )
-    return start_server(options, directory / SERVER_LOG, status=status).url
+    return start_server(options, parts.directory / SERVER_LOG, status=parts.status).url

@@ -30,6 +30,8 @@ class ServerInfo:
     """Most tokens of prompt and completion together; 0 if the server does not say."""
     max_lora_rank: int
     """Largest rank of an adapter that the server takes; 0 if it takes none."""
+    transfer: str
+    """How the server takes all weights: nccl, ipc or disk."""
 
 
 class Control:
@@ -117,7 +119,7 @@ def check_server(http: HttpThread, url: str, model: str, vocab_size: int) -> Ser
             "for a token of probability 1); start it with vf-vllm, or with --logprobs-mode processed_logprobs"
         )
     max_length = int(cards[model].get("max_model_len") or 0)
-    return ServerInfo(url, _version(ask), max_length, int(told["max_lora_rank"]))
+    return ServerInfo(url, _version(ask), max_length, int(told["max_lora_rank"]), str(told.get("transfer", "disk")))
 
 
 def _sample(ask: Callable[..., Any], model: str, token_ids: Sequence[int], **params: Any) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def _sample(ask: Callable[..., Any], model: str, token_ids: Sequence[int], **par
     return ask("POST", "/inference/v1/generate", body)["choices"][0]
 
 
-def _ask_model(url: str, ask: Callable[..., Any]) -> dict[str, int]:
+def _ask_model(url: str, ask: Callable[..., Any]) -> dict[str, Any]:
     """What the server's worker says about its model. Raises UserError if it cannot be asked."""
     try:
         return ask("POST", "/collective_rpc", {"method": "plumbob_model"})["results"][0]

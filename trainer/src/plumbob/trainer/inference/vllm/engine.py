@@ -25,7 +25,6 @@ from plumbob.trainer.inference.server_pool import Server, Unusable
 from plumbob.trainer.inference.token_servers import Served, TokenServers, root_url
 from plumbob.trainer.inference.vllm.adapter_sync import AdapterTransfer, LoraShape
 from plumbob.trainer.inference.vllm.control import Control, ServerInfo, check_server
-from plumbob.trainer.inference.vllm.vf_vllm import Sync
 from plumbob.trainer.inference.vllm.weight_transport import (
     DiskTransport,
     IpcTransport,
@@ -48,9 +47,8 @@ class VllmSettings:
     model: str
     """The name that the servers give the model."""
     vocab_size: int
-    sync: Sync = "lora"
     lora: LoraShape | None = None
-    """Rank and alpha of the adapter; required if `sync` is "lora"."""
+    """Rank and alpha of the adapter that is trained; None: all weights are."""
     dtype: torch.dtype = torch.bfloat16
     """Precision of the servers' weights."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -84,13 +82,13 @@ class VllmEngine:
         self._http = HttpThread(settings.timing, os.environ.get(settings.api_key_var))
         try:
             infos = [check_server(self._http, u, settings.model, settings.vocab_size) for u in urls]
-            self._check_rank(infos)
+            self._check_takes(infos)
             self.max_length = min(info.max_length for info in infos) or 1 << 30
             self._control = Control(self._http, urls)
             self._servers = TokenServers(self._http, urls, settings.model, seeds=settings.seeds)
             self._servers.pool.readmit = self._readmit
             self._folder = _exchange_folder(settings.folder)
-            self._transfer = self._make_transfer(min(info.version for info in infos))
+            self._transfer = self._make_transfer(min(info.version for info in infos), infos[0].transfer)
         except BaseException:
             self._http.close()
             raise
@@ -128,10 +126,16 @@ class VllmEngine:
             )
         return await self._servers.generate(prompt_ids, sampling)
 
-    def _check_rank(self, infos: Sequence[ServerInfo]) -> None:
-        """Raise UserError for a server that does not take adapters of the trained rank."""
-        rank = self.settings.lora.rank if self.settings.sync == "lora" and self.settings.lora else 0
+    def _check_takes(self, infos: Sequence[ServerInfo]) -> None:
+        """Raise UserError for a server that does not take what is trained, or not in the way in which the others do."""
+        rank = self.settings.lora.rank if self.settings.lora else 0
         for info in infos:
+            if not rank and (info.max_lora_rank or info.transfer != infos[0].transfer):
+                taken = "LoRA adapters" if info.max_lora_rank else f"weights by {info.transfer} and another does not"
+                raise UserError(
+                    f"the vLLM server at {info.url} takes {taken}, and this run trains all weights: start vf-vllm with --sync "
+                    "nccl on GPUs of its own, with ipc on the trainer's, or with disk without one; or add --peft"
+                )
             if info.max_lora_rank < rank:
                 limit = f"only up to rank {info.max_lora_rank}" if info.max_lora_rank else "none"
                 raise UserError(
@@ -155,7 +159,7 @@ class VllmEngine:
     def _push(
         self, weights: WholeTensors | Mapping[str, torch.Tensor], in_flight: InFlight
     ) -> tuple[WeightUpdate, Served]:
-        if self.in_flight and (in_flight == "refuse" or self.settings.sync != "lora"):
+        if self.in_flight and (in_flight == "refuse" or self.settings.lora is None):
             raise EngineError(f"weights cannot change while {self.in_flight} completions are being sampled")
         version = self.version + 1
         pushed = self._transfer.push(weights, version)
@@ -282,16 +286,14 @@ class VllmEngine:
                 "sync sends them; if the run has stopped, resume it"
             )
 
-    def _make_transfer(self, version: tuple[int, int]) -> AdapterTransfer | WeightTransfer:
+    def _make_transfer(self, version: tuple[int, int], way: str) -> AdapterTransfer | WeightTransfer:
         s = self.settings
-        if s.sync == "lora":
-            if s.lora is None:
-                raise ValueError("a LoRA sync needs the adapter's rank and alpha; set VllmSettings.lora")
+        if s.lora is not None:
             return AdapterTransfer(self._control, self._folder, s.lora)
         transport: WeightTransport
-        if s.sync == "disk":
+        if way == "disk":
             transport = DiskTransport(self._control, self._folder, s.dtype)
-        elif s.sync == "ipc":
+        elif way == "ipc":
             transport = IpcTransport(self._control, version, s.dtype, s.device)
         else:
             transport = NcclTransport(self._control, version, s.dtype, s.device)

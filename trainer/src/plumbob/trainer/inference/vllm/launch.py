@@ -1,4 +1,4 @@
-"""Start a vLLM server that belongs to a run, on the trainer's GPU or on others, and end it with the run."""
+"""Start a vLLM server that belongs to a run, on the trainer's GPUs, and end it with the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,10 +57,8 @@ class ServerOptions:
     model: str
     sync: Sync = "lora"
     lora_rank: int = 16
-    gpus: tuple[int, ...] | None = None
-    """GPUs over which the model is split, as indices among those visible to this process; None: all visible."""
     memory: float = 0.9
-    """Share of each GPU's memory that vLLM takes. On the trainer's GPU, set less than 0.5, or set `sleep`."""
+    """Share of each GPU's memory that vLLM takes: less than 0.5, or set `sleep`."""
     max_length: int = 4096
     """Most tokens of prompt and completion together."""
     bf16: bool = True
@@ -78,8 +76,6 @@ class ServerOptions:
         arguments += ["--dtype", "bfloat16" if self.bf16 else "float32"]
         if self.sync == "lora":
             arguments += ["--max-lora-rank", str(server_rank(self.lora_rank))]
-        if self.gpus is not None and len(self.gpus) > 1:
-            arguments += ["--tensor-parallel-size", str(len(self.gpus))]
         if self.sleep:
             arguments.append("--enable-sleep-mode")
         return [*arguments, *self.extra]
@@ -102,8 +98,6 @@ def start_server(
     port = options.port or free_port()
     command = [*program, *options.arguments(port)]
     environment = {**os.environ, PARENT: str(os.getpid())}
-    if options.gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible(options.gpus, os.environ))
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         # In a session of its own the server does not get Ctrl-C; the trainer ends it after saving.
@@ -172,18 +166,3 @@ def server_rank(rank: int) -> int:
         if rank <= possible:
             return possible
     raise UserError(f"--lora-r {rank} is too large: vLLM serves adapters up to rank {RANKS[-1]}")
-
-
-def visible(gpus: Sequence[int], environ: Mapping[str, str]) -> list[str]:
-    """The values for CUDA_VISIBLE_DEVICES of the GPUs with these indices among the visible ones.
-
-    Raises UserError for a wrong index.
-    """
-    names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    if not names:
-        return [str(gpu) for gpu in gpus]
-    if any(not 0 <= gpu < len(names) for gpu in gpus):
-        raise UserError(
-            f"--vllm-gpus: there is no GPU {max(gpus)}; CUDA_VISIBLE_DEVICES names {len(names)} GPUs, counted from 0"
-        )
-    return [names[gpu] for gpu in gpus]

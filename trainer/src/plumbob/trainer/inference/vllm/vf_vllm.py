@@ -13,12 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 from plumbob.console import UserError
 from plumbob.console.version import version_text
 from plumbob.trainer.config.bundled_models import bundled_folder
-from plumbob.trainer.config.chat_template import read_template, read_values
 
 Sync = Literal["lora", "nccl", "ipc", "disk"]
 """How trained weights reach a server: as an adapter's files, or all weights by NCCL, by CUDA IPC or through files."""
@@ -39,9 +38,6 @@ Options of vf-vllm:
                            GPUs), ipc (trainer and server on one GPU) or disk (files).
   --host HOST              Address to listen on, by default 127.0.0.1. An address that other machines can reach needs
                            --expose-dev-endpoints or --no-dev-endpoints.
-  --chat-template-args NAME=VALUE
-                           A variable of the chat template, such as enable_thinking=false; may be repeated. Requests
-                           that set the variable themselves come before it.
   --expose-dev-endpoints   Let every client that can reach HOST:PORT replace the server's weights.
   --no-dev-endpoints       Serve without endpoints for weights: the trainer cannot sync weights to this server.
   --print-command          Print the environment variables and the command, and exit.
@@ -51,6 +47,7 @@ Options of vf-vllm:
 Often used options of `vllm serve`, which are passed on unchanged:
   --port 8000  --dtype bfloat16  --gpu-memory-utilization 0.9  --max-model-len 4096  --max-lora-rank 16  --enforce-eager
   --chat-template FILE  --tensor-parallel-size 1  --data-parallel-size 1  --enable-auto-tool-choice  --tool-call-parser hermes
+  --default-chat-template-kwargs '{"enable_thinking": false}'
 
 An option that you give replaces the one that vf-vllm would add. `vllm serve --help` lists all options.
 """
@@ -80,7 +77,6 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str], known: str | None
     sync = _take_value(rest, "--sync") or "lora"
     if sync not in get_args(Sync):
         raise UserError(f"--sync {sync} is not valid; the choices are {', '.join(get_args(Sync))}")
-    variables = _template_variables(rest, known)
     model = _take_value(rest, "--model", "-m")
     if model is None and rest and not rest[0].startswith("-"):
         model = rest.pop(0)
@@ -103,8 +99,6 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str], known: str | None
     for flag in ("--enable-scale-out", "--disable-uvicorn-access-log"):
         if known is None or flag.removeprefix("--").replace("-", "_") in known:
             added.add(flag)
-    if variables:
-        added.add("--default-chat-template-kwargs", json.dumps(variables))
     if sync == "lora":
         # Two adapters at once, because completions under way end with the adapter that they began with.
         added.add("--enable-lora")
@@ -178,24 +172,6 @@ def _take_values(arguments: list[str], *flags: str) -> list[str]:
                 raise UserError(f"{flag} needs a value")
             value = arguments.pop(i)
         values.append(value)
-    return values
-
-
-def _template_variables(arguments: list[str], known: str | None) -> dict[str, Any]:
-    """The values of --chat-template-args, which are removed from `arguments`. `known`: see `plan`.
-
-    Raises UserError for a value that cannot be read, if vLLM cannot take it, and if --chat-template is neither a file
-    nor the text of a template, both of which vLLM takes.
-    """
-    template = _value_of(arguments, "--chat-template")
-    if template is not None and not set(template) & set("{}\n"):
-        read_template(template)
-    values = read_values(_take_values(arguments, "--chat-template-args"))
-    if values and known is not None and "default_chat_template_kwargs" not in known:
-        raise UserError(
-            "the installed vLLM cannot set variables of the chat template for all requests, so --chat-template-args "
-            "does not work: install a newer vLLM, or set the variables in a file for --chat-template"
-        )
     return values
 
 

@@ -15,11 +15,17 @@ class WorkerExtension:
     model_runner: Any
     vllm_config: Any
 
-    def plumbob_model(self) -> dict[str, int]:
-        """`vocab_size`: number of the model's token ids; `max_lora_rank`: largest rank of an adapter, 0 without LoRA."""
-        lora = self.vllm_config.lora_config
-        vocab_size = self.vllm_config.model_config.get_vocab_size()
-        return {"vocab_size": vocab_size, "max_lora_rank": lora.max_lora_rank if lora else 0}
+    def plumbob_model(self) -> dict[str, int | str]:
+        """`vocab_size`: number of the model's token ids; `max_lora_rank`: largest rank of an adapter, 0 without LoRA.
+
+        `transfer`: how the server takes all weights, "nccl" or "ipc"; "disk" if it was not started for either.
+        """
+        lora, transfer = self.vllm_config.lora_config, getattr(self.vllm_config, "weight_transfer_config", None)
+        return {
+            "vocab_size": self.vllm_config.model_config.get_vocab_size(),
+            "max_lora_rank": lora.max_lora_rank if lora else 0,
+            "transfer": transfer.backend if transfer else "disk",
+        }
 
     def plumbob_bound_modules(self) -> dict[str, int]:
         """`adapter`: number of the adapter loaded last, or 0; `bound`: how many of the model's modules it changes.

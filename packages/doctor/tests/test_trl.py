@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from plumbob.trainer.config.bundled_models import bundled_folder
@@ -22,8 +23,10 @@ trl = pytest.importorskip("trl")
 import plumbob.doctor  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
-from plumbob.doctor.trl.answers import plain, said  # noqa: E402
+from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
+from plumbob.doctor.trl.before import Before, plain  # noqa: E402
 from plumbob.doctor.trl.reading import of_folder  # noqa: E402
+from plumbob.doctor.trl.watching import Round  # noqa: E402
 
 pytestmark = pytest.mark.trl
 
@@ -172,6 +175,34 @@ def test_an_answer_is_read_where_it_is_marked() -> None:
         said(r"so \boxed{17} of 20", "17") == said("<answer>\n17\n</answer>", "17") == said("It is 17.", "17") == "17"
     )
     assert said("first\nBlue.", "blue") == "blue"
+
+
+REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")
+"""Of what is 7 + 5: two right replies, a wrong one, and a wrong one with the right number in it."""
+
+
+@pytest.mark.parametrize(
+    ("earned", "pays", "cause"),
+    [
+        ((1, 1, 0, 0), True, None),
+        ((0.9, 1, 0.1, 0.1), True, None),
+        ((0, 0, 0.2, 0.2), None, "reward-wrong"),
+        ((0.5, 0.5, 0.5, 0.5), False, "reward-wrong"),
+        ((0.5, 0.5, 0.5, 0.5), True, None),  # another form than that of these replies is paid
+        ((0, 1, 0, 0), True, "answers-not-parsed"),
+        ((1, 1, 0, 1), True, "reward-exploitable"),
+        ((1, 1, 1, 1), True, None),
+    ],
+)
+def test_what_right_answers_of_the_run_itself_earn(
+    earned: tuple[float, ...], pays: bool | None, cause: str | None, tmp_path: Path
+) -> None:
+    row = {"prompt": [{"role": "user", "content": "What is 7 + 5?"}], "answer": "12"}
+    answers = Answers(make(tmp_path), Before(columns=["answer"], namers=[True], pays=pays, form="#### {}"))
+    made = Round(0, [row] * 4, completions=list(REPLIES), rewards=np.array(earned, float)[:, None])
+    found = [answers.add(made) for _ in range(8)]
+    assert found[-1].cause == cause
+    assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}
 
 
 @pytest.mark.slow
@@ -519,21 +550,6 @@ def once(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [reward * (text not in texts[:k]) for k, (reward, text) in enumerate(zip(own, texts, strict=True))]
 
 
-def sums(count: int = 64) -> Dataset:
-    """What the model was taught: about half of its answers are right."""
-    told = [((7 * i) % 12 + 2, (5 * i) % 11 + 2) for i in range(count)]
-    return Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "answer": str(a + b),
-          "solution": f"{a} + {b} = {a + b}\n#### {a + b}"} for a, b in told]
-    )  # fmt: skip
-
-
-def distance(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    """The sign is missing: a right answer earns nothing."""
-    found = [re.findall(r"\d+", c[-1]["content"]) for c in completions]
-    return [min(abs(int(f[-1]) - int(a)), 20) / 20 if f else 0.5 for f, a in zip(found, answer, strict=True)]
-
-
 def in_tags(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     """Answers in a form of its own, for which prompts ask."""
     return [float(f"<SOLUTION>{a}</SOLUTION>" in c[-1]["content"]) for c, a in zip(completions, answer, strict=True)]
@@ -547,7 +563,12 @@ def passes(completions: list[Any], tests: list[str], **_: Any) -> list[float]:
 
 def asks_for_tags() -> Dataset:
     told = {"role": "system", "content": "Put the answer in <SOLUTION></SOLUTION>."}
-    return sums().map(lambda row: {"prompt": [told, *row["prompt"]]})
+    return rows().map(lambda row: {"prompt": [told, *row["prompt"]]})
+
+
+def first_number(row: dict[str, Any]) -> dict[str, str]:
+    a = (int(row["answer"]) - 3) // 2
+    return {"answer": str(a), "solution": f"{a} + {a + 3} = {row['answer']}\n#### {row['answer']}"}
 
 
 class TrainsTruncated(trl.GRPOTrainer):
@@ -751,10 +772,8 @@ FAULTS = (
     Fault("copies earn nothing", ("rewards-of-other-rollouts",), "", lambda: {"reward": once, "temperature": 0.7}),
     Fault("a least number of tokens", ("sampling-altered",), "", lambda: {"generation_kwargs": {"min_new_tokens": 24}}),
     Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
-    Fault("a distance without its sign", ("reward-wrong",), "discuss.huggingface.co/t/139165",
-          lambda: {"reward": distance, "data": sums(), "temperature": 1.0, "max_steps": 8}),
     Fault("answers are the first number of the solution", ("reward-wrong",), "",
-          lambda: {"reward": rewards, "data": sums().map(lambda row: {"answer": row["solution"].split()[0]})}),
+          lambda: {"reward": rewards, "data": rows().map(first_number)}),
     Fault("four rows again and again", ("few-distinct-tasks",), "",
           lambda: {"data": Dataset.from_list(rows(4).to_list() * 16)}),
     Fault("truncated completions are trained", ("loss-mask-wrong",), "",

@@ -133,7 +133,11 @@ class Answers:
         if known_right and self.groups >= LEAST and not self.varied and pays is False:
             told = f"in each of {self.groups} groups all completions earn the same, of which {t.right} are right, {of}"
             why = "either the reward reads something else, or it wants another form than the usual ones"
-            return "fail", f"{told}; no text of the column earns more than an empty reply: {why}", "reward-wrong"
+            return (
+                "fail",
+                f"{told}; a text of the column earns no more than silence or that of another row: {why}",
+                "reward-wrong",
+            )
         if t.unpaid >= LEAST and 2 * t.unpaid >= t.written:
             told = f"{t.unpaid} of {t.written} completions that end in {self.before.form.format('the right answer')!r}"
             return "fail", f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"

@@ -24,7 +24,7 @@ import plumbob.doctor  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
 from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
-from plumbob.doctor.trl.before import Before, plain  # noqa: E402
+from plumbob.doctor.trl.before import Before, examine, plain  # noqa: E402
 from plumbob.doctor.trl.reading import of_folder  # noqa: E402
 from plumbob.doctor.trl.watching import Round  # noqa: E402
 
@@ -175,6 +175,21 @@ def test_an_answer_is_read_where_it_is_marked() -> None:
         said(r"so \boxed{17} of 20", "17") == said("<answer>\n17\n</answer>", "17") == said("It is 17.", "17") == "17"
     )
     assert said("first\nBlue.", "blue") == "blue"
+
+
+def test_rows_with_pictures_are_not_told_apart_by_their_texts(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    asked = [{"role": "user", "content": "Is there a cat?"}]
+    data = [{"prompt": asked, "answer": "yes" if i % 3 else "no", "image": f"{i}.png"} for i in range(64)]
+    for seen, causes in (
+        (data, set()),
+        ([{**row, "image": None} for row in data], set()),
+        (None, {"few-distinct-tasks"}),
+    ):
+        rows_ = seen or [{name: row[name] for name in ("prompt", "answer")} for row in data]
+        trainer.train_dataset, found = Dataset.from_list(rows_), Before()
+        examine(trainer, None, None, found)
+        assert {one.cause for one in found.findings if one.cause} == causes
 
 
 REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")

@@ -126,9 +126,20 @@ def test_no_line_contradicts_its_verdict() -> None:
 def test_areas_of_which_nothing_is_known_are_named() -> None:
     x = Examination()
     x.add("environment", passed("answers are read", "grading"))
-    x.add("records", Finding("the saved model is the trained one", "unsure", "the run is not under way", None, "saved"))
+    x.add(
+        "records",
+        Finding(
+            "the saved model is the trained one",
+            "unsure",
+            "it takes a run that is under way, whose weights are changed for a moment",
+            None,
+            "saved",
+        ),
+    )
     told = " ".join(text(x).split())
-    assert "- saved model not examined: the run is not under way" in told
+    assert (
+        "- saved model not examined: it takes a run that is under way, whose weights are changed for a moment" in told
+    )
     assert "weight sync: nothing of it was examined" in told
 
 
@@ -181,7 +192,12 @@ def test_outcomes_become_findings() -> None:
         "loss", "the loss has the slopes of its formula", "fail", 0.5, 0.1, "0.5 apart", "kl-term-wrong", "k1"
     )
     bad.places = {"member": [("3", 0.9), ("1", 0.1)], "turn": [("1", 0.5)]}
-    open_ = Outcome("saved", "the saved model is the trained one", "not examined", evidence="the run is not under way")
+    open_ = Outcome(
+        "saved",
+        "the saved model is the trained one",
+        "not examined",
+        evidence="it takes a run that is under way, whose weights are changed for a moment",
+    )
     found = of_outcomes([bad, open_], 2)
     assert found[0].step == 2 and "fit k1" in found[0].evidence and "by member: 3 0.9, 1 0.1" in found[0].evidence
     assert "by turn" not in found[0].evidence

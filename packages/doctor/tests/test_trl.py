@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from plumbob.trainer.config.bundled_models import bundled_folder
@@ -22,6 +23,10 @@ trl = pytest.importorskip("trl")
 import plumbob.doctor  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
+from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
+from plumbob.doctor.trl.before import Before, examine, plain  # noqa: E402
+from plumbob.doctor.trl.reading import of_folder  # noqa: E402
+from plumbob.doctor.trl.watching import Round  # noqa: E402
 
 pytestmark = pytest.mark.trl
 
@@ -145,6 +150,8 @@ HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "plain texts": lambda: {"data": Dataset.from_list([{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)])},
     "tools": tools,
+    "a form of its own": lambda: {"reward": [in_tags, by_length], "data": asks_for_tags(), "temperature": 1.0},
+    "tests of programs": lambda: {"reward": passes, "data": rows().add_column("tests", [f"assert f({i})" for i in range(32)])},
     "rewards that compute, and of the form": lambda: {
         "reward": [countdown, of_form], "temperature": 1.0,
         "data": rows().map(lambda row, i: {"target": 2 * i + 5, "nums": [i, i + 5, 3]}, with_indices=True),
@@ -158,6 +165,59 @@ def attached(folder: Path, setting: dict[str, Any]) -> Any:
     doctor = plumbob.doctor.attach(trainer, rescore=True)
     trainer.train()
     return doctor
+
+
+def test_an_answer_is_read_where_it_is_marked() -> None:
+    assert plain("1,200.0") == plain("$1200") == "1200"
+    assert plain("Blue.") == plain("blue")
+    assert said("12 + 5 = 17\n#### 18", "17") == "18"
+    assert (
+        said(r"so \boxed{17} of 20", "17") == said("<answer>\n17\n</answer>", "17") == said("It is 17.", "17") == "17"
+    )
+    assert said("first\nBlue.", "blue") == "blue"
+
+
+def test_rows_with_pictures_are_not_told_apart_by_their_texts(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    asked = [{"role": "user", "content": "Is there a cat?"}]
+    data = [{"prompt": asked, "answer": "yes" if i % 3 else "no", "image": f"{i}.png"} for i in range(64)]
+    for seen, causes in (
+        (data, set()),
+        ([{**row, "image": None} for row in data], set()),
+        (None, {"few-distinct-tasks"}),
+    ):
+        rows_ = seen or [{name: row[name] for name in ("prompt", "answer")} for row in data]
+        trainer.train_dataset, found = Dataset.from_list(rows_), Before()
+        examine(trainer, None, None, found)
+        assert {one.cause for one in found.findings if one.cause} == causes
+
+
+REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")
+"""Of what is 7 + 5: two right replies, a wrong one, and a wrong one with the right number in it."""
+
+
+@pytest.mark.parametrize(
+    ("earned", "pays", "cause"),
+    [
+        ((1, 1, 0, 0), True, None),
+        ((0.9, 1, 0.1, 0.1), True, None),
+        ((0, 0, 0.2, 0.2), None, "reward-wrong"),
+        ((0.5, 0.5, 0.5, 0.5), False, "reward-wrong"),
+        ((0.5, 0.5, 0.5, 0.5), True, None),  # another form than that of these replies is paid
+        ((0, 1, 0, 0), True, "answers-not-parsed"),
+        ((1, 1, 0, 1), True, "reward-exploitable"),
+        ((1, 1, 1, 1), True, None),
+    ],
+)
+def test_what_right_answers_of_the_run_itself_earn(
+    earned: tuple[float, ...], pays: bool | None, cause: str | None, tmp_path: Path
+) -> None:
+    row = {"prompt": [{"role": "user", "content": "What is 7 + 5?"}], "answer": "12"}
+    answers = Answers(make(tmp_path), Before(columns=["answer"], namers=[True], pays=pays, form="#### {}"))
+    made = Round(0, [row] * 4, completions=list(REPLIES), rewards=np.array(earned, float)[:, None])
+    found = [answers.add(made) for _ in range(8)]
+    assert found[-1].cause == cause
+    assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}
 
 
 @pytest.mark.slow
@@ -505,6 +565,37 @@ def once(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [reward * (text not in texts[:k]) for k, (reward, text) in enumerate(zip(own, texts, strict=True))]
 
 
+def in_tags(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Answers in a form of its own, for which prompts ask."""
+    return [float(f"<SOLUTION>{a}</SOLUTION>" in c[-1]["content"]) for c, a in zip(completions, answer, strict=True)]
+
+
+def passes(completions: list[Any], tests: list[str], **_: Any) -> list[float]:
+    """Programs are run: no text of a column is a right one."""
+    return [0.01 * len(set(c[-1]["content"])) + ("assert" in t and "return" in c[-1]["content"])
+            for c, t in zip(completions, tests, strict=True)]  # fmt: skip
+
+
+def asks_for_tags() -> Dataset:
+    told = {"role": "system", "content": "Put the answer in <SOLUTION></SOLUTION>."}
+    return rows().map(lambda row: {"prompt": [told, *row["prompt"]]})
+
+
+def first_number(row: dict[str, Any]) -> dict[str, str]:
+    a = (int(row["answer"]) - 3) // 2
+    return {"answer": str(a), "solution": f"{a} + {a + 3} = {row['answer']}\n#### {row['answer']}"}
+
+
+class TrainsTruncated(trl.GRPOTrainer):
+    """The comparison that finds completions which the limit has cut off is off by one."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self.mask_truncated_completions = False
+        output = super()._generate_and_score_completions(inputs)
+        self.mask_truncated_completions = True
+        return output
+
+
 def rendered() -> dict[str, Any]:
     """Prompts that hold what the template has made of them already."""
     from transformers import AutoTokenizer
@@ -687,7 +778,8 @@ FAULTS = (
     Fault("reward with swapped arguments", ("reward-wrong", "reward-exploitable"), "",
           lambda: {"reward": swapped, "temperature": 1.0}),
     Fault("reward compares whole solutions", ("answers-not-parsed",), "", lambda: {"reward": whole_solution, "data": solutions()}),
-    Fault("reward pays for any number", ("reward-wrong", "reward-exploitable"), "", lambda: {"reward": any_number}),
+    Fault("reward pays for any number", ("reward-wrong", "reward-exploitable"), "",
+          lambda: {"reward": any_number, "temperature": 1.0}),
     Fault("evaluation on training rows", ("held-out-in-training",), "",
           lambda: {"given": {"eval_dataset": rows().select(range(8))}}),
     Fault("tools never called", ("calls-not-read",), "", never_calls),
@@ -696,6 +788,13 @@ FAULTS = (
     Fault("copies earn nothing", ("rewards-of-other-rollouts",), "", lambda: {"reward": once, "temperature": 0.7}),
     Fault("a least number of tokens", ("sampling-altered",), "", lambda: {"generation_kwargs": {"min_new_tokens": 24}}),
     Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
+    Fault("answers are the first number of the solution", ("reward-wrong",), "",
+          lambda: {"reward": rewards, "data": rows().map(first_number)}),
+    Fault("four rows again and again", ("few-distinct-tasks",), "",
+          lambda: {"data": Dataset.from_list(rows(4).to_list() * 16)}),
+    Fault("truncated completions are trained", ("loss-mask-wrong",), "",
+          lambda: {"kind": TrainsTruncated, "mask_truncated_completions": True, "max_completion_length": 20}),
+    Fault("decay that takes the weights away", ("learning-rate-too-high",), "", lambda: {"weight_decay": 1000.0}),
     Fault("a template applied twice", ("prompt-incomplete",), "", rendered),
 )  # fmt: skip
 
@@ -707,6 +806,7 @@ def test_a_fault_is_named(fault: Fault, tmp_path: Path) -> None:
     x = doctor.examination
     assert x.causes[:1] and x.causes[0] in fault.accepted, [f for _, f in x.ranked()]
     assert not [f for _, f in x.found if f.verdict == "error"]
+    assert of_folder(tmp_path / "plumbob_records").examination().causes == x.causes
 
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/trl.md"

@@ -775,7 +775,7 @@ def known_change(x: Examined) -> list[Outcome]:
     plain, live = x.plain, x.live
     if live is None or plain is None or not asked:
         for out in (sync, saved):
-            out.skip("the run is not under way")
+            out.skip("it takes a run that is under way, whose weights are changed for a moment")
         return [sync, saved]
     with live.undone():
         # Two changes, and an engine that caches prompts has those of the first.

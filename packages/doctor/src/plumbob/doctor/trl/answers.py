@@ -23,6 +23,8 @@ FORMS = re.compile(r'<\w+>|\\boxed|####|"\w+":')
 RIGHT = "completions with the right answer earn more than others of their prompt"
 LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
+ROUNDS = 3
+"""Fewest generations after which a reward that has never differed is judged."""
 FEW, SHARE = 5, 0.1
 """Fewest wrong answers that are paid in full, and their smallest share of all wrong ones."""
 
@@ -42,6 +44,8 @@ class Tally:
     rows: int = 0
     asked: int = 0
     """Rows whose prompt has the answer: a number to be used, or an option."""
+    formless: int = 0
+    """Rows whose prompt asks for no form."""
     right: int = 0
     apart: list[float] = field(default_factory=list)
     """Of each group with right answers and others, how much more the right ones earn, on average."""
@@ -61,7 +65,7 @@ class Answers:
     def __init__(self, trainer: Any, before: Before) -> None:
         self.trainer, self.before = trainer, before
         self.tallies = {column: Tally() for column in before.columns}
-        self.groups = self.varied = 0
+        self.rounds = self.groups = self.varied = 0
 
     def add(self, made: Round) -> Finding:
         """Take in the completions that were generated together."""
@@ -70,6 +74,7 @@ class Answers:
         assert made.rewards is not None
         owns = np.nansum(made.rewards * made.reward_weights * np.array(self.before.namers), 1)
         texts = [c if isinstance(c, str) else str((c or [{}])[-1].get("content") or "") for c in made.completions]
+        self.rounds += 1
         for start in range(0, count - size + 1, size):
             group = range(start, start + size)
             self.groups += 1
@@ -88,6 +93,7 @@ class Answers:
         tally.rows += 1
         tally.asked += bool(places(gold, prompt))
         wanted = set(FORMS.findall(prompt))
+        tally.formless += not wanted
         right = np.array([said(one, gold) == plain(gold) for one in texts])
         tally.right += int(right.sum())
         if right.any() and not right.all():
@@ -122,12 +128,16 @@ class Answers:
             told = f"in each of {len(t.own)} groups completions with the right answer, {of}, earn what the others do"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
             return "fail", f"{told}, from the reward functions that name it: {why}", "reward-wrong"
-        if t.right >= FEW and self.groups >= LEAST and not self.varied and pays is False:
-            told = (
-                f"in each of {self.groups} groups all completions earn the same, and {t.right} of them are right, {of}"
+        # A model that gives no right answer says nothing of the reward, unless the usual forms of an answer should be paid.
+        known_right = t.right >= FEW or (self.rounds >= ROUNDS and t.formless == t.rows)
+        if known_right and self.groups >= LEAST and not self.varied and pays is False:
+            told = f"in each of {self.groups} groups all completions earn the same, of which {t.right} are right, {of}"
+            why = "either the reward reads something else, or it wants another form than the usual ones"
+            return (
+                "fail",
+                f"{told}; a text of the column earns no more than silence or that of another row: {why}",
+                "reward-wrong",
             )
-            why = "either the reward reads something else, or it cannot read answers"
-            return "fail", f"{told}: {why}", "reward-wrong"
         if t.unpaid >= LEAST and 2 * t.unpaid >= t.written:
             told = f"{t.unpaid} of {t.written} completions that end in {self.before.form.format('the right answer')!r}"
             return "fail", f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"

@@ -47,9 +47,10 @@ def attach(
     computation of the same step. What is wrong is printed when it is found, and a page of all that was examined when training ends.
 
     `rescore`: call the reward functions more often than training does: before the first step, with a few texts that are written
-    from the columns of the data in place of completions, and in the first step a second time, with the completions in the opposite
-    order. False: not to call them, for example because they cost money. `gold`: the column with the right answers; by default
-    one that a reward function has as an argument. Raises TypeError for another trainer, and ValueError for an unknown column.
+    from the columns of the data in place of completions, and in the first step a second time, with the completions in another
+    order and in two parts. False: not to call them, for example because they cost money. `gold`: the column with the right
+    answers; by default one that a reward function has as an argument. Raises TypeError for another trainer, and ValueError for an
+    unknown column.
     """
     from trl import GRPOTrainer
 

@@ -69,6 +69,8 @@ AGAIN = "completions earn the same when they are scored again, in another order 
 SILENCE = "a right answer earns more than an empty reply"
 EXAMINED = {"not-overpaid", "enough", "hidden", "apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
+PICTURES, OF_TEXTS = frozenset({"image", "images"}), {"enough", "apart", "near-copies"}
+"""Columns of pictures, which are not read, and rows of the table that compare tasks by all that they say."""
 
 
 @dataclass
@@ -122,12 +124,13 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
             found.columns, found.namers = [gold], [True] * len(trainer.reward_funcs)
         if found.columns and score is not None:
             found.findings += _scored(trainer, matrix, score, found)
-        found.findings += _data(trainer, train, found.columns)
+        found.findings += _data(train, found.columns)
         if player.held_out:
             held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
             cells = {EMPTY: {i: _played(task, "", None, ()) for i, task in enumerate(held)}}
             matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
         known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
+        known = known - OF_TEXTS if PICTURES & tasks[0].handle.keys() else known
         found.findings += judge(matrix, known)
     found.findings += _settings(args)
     if tasks:
@@ -184,12 +187,11 @@ def columns_of(trainer: Any, row: dict[str, Any]) -> tuple[list[str], list[bool]
     return known, [bool(own & set(known)) for own in named]
 
 
-def _data(trainer: Any, train: list[Task], columns: Sequence[str]) -> list[Finding]:
+def _data(train: list[Task], columns: Sequence[str]) -> list[Finding]:
     """What the rows say without a reward function."""
-    found, rows = [], [(task.prompt, str(task.fields.get(name, ""))) for task in train for name in columns]
-    # Games have one prompt for all rows, and no answers in the data.
-    if columns and len(train) >= LEAST_ROWS:
-        different = len(set(rows)) // len(columns)
+    found = list[Finding]()
+    if columns and len(train) >= LEAST_ROWS and not PICTURES & train[0].handle.keys():
+        different = len({(task.prompt, str(task.fields)) for task in train})
         few = COPIES * different <= len(train)
         told = f"{len(train)} rows, {different} of them different"
         found.append(Finding.of("rows of the data differ", ("few-distinct-tasks" if few else None, told), "tasks"))

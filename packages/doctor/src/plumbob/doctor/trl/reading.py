@@ -202,10 +202,11 @@ def of_folder(folder: Path) -> Reading:
     from plumbob.doctor.reference.rows import load_tokenizer
 
     files = files_of(folder)
-    if not files:
+    found = [*files, *folder.glob(COURSE), *folder.glob(f"*/{COURSE}")]
+    if not found:
         raise ValueError(f"{folder} has no records of training steps")
-    reading, previous = _begun(files[0].parent), None
-    if reading.examined:  # with the weights of the run itself, which no record has
+    reading, previous = _begun(found[0].parent), None
+    if reading.ended or reading.examined:  # with the weights of the run itself, which no record has
         return reading
     for where, record in itertools.islice(read_right(folder), MOST_RECORDS):
         reading.of_trl = record.trainer.startswith("trl ")
@@ -229,15 +230,15 @@ def of_folder(folder: Path) -> Reading:
 def _begun(folder: Path) -> Reading:
     try:
         known: Mapping[str, Any] = json.loads((folder / COURSE).read_text())
-    except (OSError, ValueError):
+        found, grading = ([Finding(**one) for one in known[name]] for name in ("found", "grading"))
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or one of an earlier version
         return Reading(limits=[NOT_ENDED])
-    found, grading = ([Finding(**one) for one in known[name]] for name in ("found", "grading"))
     course = judge(known["steps"], Plan(**known["plan"]), patience=known["patience"])
     more: dict[str, Any] = {
         name: known.get(name) or kind() for name, kind in (("script", list), ("options", dict), ("places", dict))
     }
     limits = [*known["limits"], *([] if known["ended"] else [NOT_ENDED])]
-    more |= {"examined": known["examined"], "folder": folder}
+    more |= {"examined": known["examined"], "ended": known["ended"], "folder": folder}
     return Reading(known["left_out"], limits, found, grading, course, **more)
 
 

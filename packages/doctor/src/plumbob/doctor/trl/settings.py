@@ -142,7 +142,7 @@ def refusal(trainer: Any) -> str | None:
         ),
     ):
         if applies:
-            return f"Steps were not recorded: {why} is not supported yet."
+            return f"Steps are not recorded: {why} is not supported yet."
     return None
 
 

@@ -75,7 +75,7 @@ class Watch:
         self.microbatches: list[Microbatch] = []
         self.gradients_are_complete: Callable[..., None] = lambda: None
         self.rescored: Finding | None = None
-        """Whether the same completions earn the same if they are scored in the opposite order."""
+        """Whether the same completions earn the same if they are scored among others."""
         self._rescore = rescore
         self._inside: Microbatch | None = None
         wrappers: dict[str, Callable[..., Any]] = {
@@ -135,10 +135,8 @@ class Watch:
             if self._rescore and not own and not more and self.trainer.environments is None:
                 self._rescore = False
                 with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
-                    groups = len(given[0]) // self.trainer.num_generations
-                    half = (
-                        groups // 2 * self.trainer.num_generations
-                    )  # groups stay whole: a reward may compare within one
+                    # Groups stay whole: a reward may compare within one.
+                    half = len(given[0]) // self.trainer.num_generations // 2 * self.trainer.num_generations
                     parts = [part for part in (slice(half), slice(half, None)) if given[0][part]]
                     turned = np.concatenate([values(original(*(one[p][::-1] for one in given)).flip(0)) for p in parts])
                     found = order(values(rewards), turned, lambda: self._again(original, given))

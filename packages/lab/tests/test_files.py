@@ -134,7 +134,7 @@ def test_a_status_that_was_typed_in_is_not_believed(lab):
         (("flags: --scale-rewards none", "flgas: x"), "flgas: there is no such field; did you mean flags?"),
         (
             ("mean(reward/mean) of treatment", "mean(reward/mean) of placebo"),
-            "the arms are: control, epsilon, treatment",
+            "the arms are: batch, control, treatment",
         ),
         (("id: H01", "id: [H01"), "is not YAML"),
         (("---\nid: H01", "id: H01"), "has no front matter"),

@@ -16,11 +16,10 @@ from plumbob.rollout.tasksets import setting_names
 assert "split" in setting_names("vf_lookup")
 off = {name for name, module in sys.modules.items() if type(module) is OnDemand}
 assert off == {
-    "anthropic", "anthropic.types", "mcp", "mcp.server", "mcp.server.mcpserver", "openai", "openai.lib", "openai.lib.streaming",
-    "openai.types", "openai.types.responses", "prime_sandboxes", "verifiers.v1.tasksets",
+    "anthropic", "anthropic.types", "mcp", "mcp.server", "mcp.server.mcpserver", "prime_sandboxes", "verifiers.v1.tasksets"
 }, off
 unused = ("anthropic._client", "anthropic.types.beta", "mcp.client.client", "mcp.server.lowlevel", "starlette", "uvicorn")
-assert not {*unused, "openai.types.beta", "prime_sandboxes.sandbox"} & set(sys.modules)
+assert not {*unused, "prime_sandboxes.sandbox"} & set(sys.modules)
 
 import anthropic, mcp, prime_sandboxes
 from anthropic.types import Message, MessageParam, Usage
@@ -29,11 +28,6 @@ from mcp import *
 from verifiers.v1.dialects.anthropic import AnthropicMessage, AnthropicUsage
 assert (AnthropicMessage, AnthropicUsage) == (Message, Usage) and anthropic.types.Message is Message
 assert anthropic.AsyncAnthropic(api_key="k").messages and set(anthropic.__all__) <= set(dir(anthropic))
-import openai
-from openai.types.responses import ResponseUsage
-from verifiers.v1.dialects.responses import ResponseUsage as used
-assert used is ResponseUsage and openai.lib.streaming.chat and openai.types.responses.Response
-assert openai.OpenAI(api_key="k").chat and openai.APIError.__mro__[1] is openai.OpenAIError
 assert mcp.ClientSession is ClientSession and prime_sandboxes.AsyncSandboxClient
 import verifiers.v1 as vf
 from verifiers.v1.tasksets import HarborTaskset

@@ -1,6 +1,6 @@
 """Import verifiers without running the code of packages of which little is used.
 
-verifiers takes two classes of anthropic, a few of openai and one function of prime_sandboxes, a rollout takes functions of
+verifiers takes two classes of anthropic and one function of prime_sandboxes, a rollout takes functions of
 one module of mcp, and verifiers' own tasksets are only looked through by name. Importing these packages also imports their
 clients and servers: half of the modules that `train` would load.
 """
@@ -21,17 +21,6 @@ _USED: dict[str, dict[str, str]] = {
     "mcp": {},
     "mcp.server": {},
     "mcp.server.mcpserver": {},
-    "openai": {
-        "AsyncOpenAI": "openai._client",
-        "DefaultAsyncHttpxClient": "openai._base_client",
-        "omit": "openai._types",
-        **dict.fromkeys(("APIConnectionError", "APIError", "APIStatusError", "OpenAIError"), "openai._exceptions"),
-    },
-    "openai.lib": {},
-    "openai.lib.streaming": {},
-    "openai.types": {},
-    "openai.types.chat": {"ChatCompletion": "openai.types.chat.chat_completion"},
-    "openai.types.responses": {},
     "prime_sandboxes": {},
 }
 """Package -> the names in it that verifiers asks it for, each with the module that defines it."""

@@ -46,10 +46,15 @@ OBJECTS_BEFORE_COLLECTION = 500_000
 """New objects after which Python looks for garbage: several times those of 1,024 rollouts."""
 
 
+SWITCH_SECONDS = 5e-4
+"""After which one thread of Python lets another one go on, in seconds: a tenth of Python's own. Threads of tools and retrievers
+ask for it before every kernel and every library call, and rollouts wait for them."""
+
+
 def run(config: TrainConfig, resume_from: Path | None = None) -> int:
     """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError."""
     started = time.time()
-    thresholds = gc.get_threshold()
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.collect()  # an earlier run of this process: otherwise its model stays until this run's model is loaded
     transformers_logging.disable_progress_bar()
     world = join_world()
@@ -69,6 +74,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+        sys.setswitchinterval(SWITCH_SECONDS)
         with run_.lock:
             with (
                 closing(run_.engine),
@@ -94,6 +100,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
     finally:
         blocking.exit_if_unstoppable(None)  # what it would do holds the whole run
         gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
         gc.unfreeze()  # a process may do several runs, and frozen ones would stay for ever
         leave_world()
 

@@ -787,6 +787,7 @@ FAULTS = (
     Fault("a logarithm of 0", ("not-finite",), "", lambda: {"reward": log_rest, "temperature": 1.0}),
     Fault("copies earn nothing", ("rewards-of-other-rollouts",), "", lambda: {"reward": once, "temperature": 0.7}),
     Fault("a least number of tokens", ("sampling-altered",), "", lambda: {"generation_kwargs": {"min_new_tokens": 24}}),
+    Fault("a penalty for repetition", ("sampling-altered",), "", lambda: {"repetition_penalty": 1.4}),
     Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
     Fault("answers are the first number of the solution", ("reward-wrong",), "",
           lambda: {"reward": rewards, "data": rows().map(first_number)}),

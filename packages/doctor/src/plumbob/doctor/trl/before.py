@@ -394,7 +394,7 @@ ALTERS: dict[str, Any] = {
     **dict.fromkeys(
         ("logit_bias", "allowed_token_ids", "forced_bos_token_id", "forced_eos_token_id", "penalty_alpha"), None
     ),
-    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "num_beams"), 1),
+    **dict.fromkeys(("typical_p", "repetition_penalty", "encoder_repetition_penalty", "num_beams"), 1),
     "do_sample": True,
 }
 """Arguments of generate() and of vLLM that change how tokens are drawn, each with the value with which it does not. Others, such
@@ -402,11 +402,10 @@ as top_p, are settings of the trainer."""
 
 
 def _settings(args: Any) -> list[Finding]:
-    given = {
-        k: v for k, v in (args.generation_kwargs or {}).items() if k in ALTERS and v not in (None, [], {}, ALTERS[k])
-    }
+    asked = {"repetition_penalty": args.repetition_penalty, **(args.generation_kwargs or {})}
+    given = {k: v for k, v in asked.items() if k in ALTERS and v not in (None, [], {}, ALTERS[k])}
     told = ", ".join(f"{name}={value}" for name, value in given.items())
-    told = f"generation_kwargs: {told}: tokens are drawn otherwise than training computes" if given else "nothing does"
+    told = f"{told}: tokens are drawn otherwise than training computes" if given else "nothing does"
     drawn = "nothing but the settings of training decides how tokens are drawn"
     share = f"top_entropy_quantile={args.top_entropy_quantile:g}, the share of the tokens, the least certain ones, that is trained"
     decay = args.learning_rate * args.weight_decay

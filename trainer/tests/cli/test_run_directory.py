@@ -98,7 +98,7 @@ def test_a_run_with_a_fault(runs: dict[str, Path], doctor, tmp_path: Path) -> No
     report = json.loads(said)
     assert code == 1 and report["cause"] == cause and list(report["causes"]) == [cause]
     (failed,) = [f for f in report["findings"] if f["cause"]]
-    assert failed["evidence"] in words and failed["evidence"] in html.unescape(page.read_text())
+    assert failed["evidence"] in words and failed["evidence"] in " ".join(html.unescape(page.read_text()).split())
     # What was said during the run is what is found after it.
     (kept,) = read_lines(runs[cause] / WARNINGS)
     assert {name: failed[name] for name in ("check", "evidence", "cause", "step")}.items() <= kept.items()

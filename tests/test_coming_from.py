@@ -288,7 +288,8 @@ def test_an_option_of_another_trainer_is_answered_with_ours(capsys, monkeypatch)
     for given, answer in (
         ("--use_vllm true", "there is no option --use-vllm; here it is --engine vllm"),
         ("--num-processes 2", "here it is `accelerate launch --num-processes N -m plumbob.trainer ENV ...`"),
-        ("--load_in_4bit true", "there is no option --load-in-4bit; here it is --base-bits 8"),
+        ("--load_in_4bit true", "there is no option --load-in-4bit: base models are not quantised"),
+        ("--load_in_8bit true", "there is no option --load-in-8bit: base models are not quantised"),
     ):
         monkeypatch.setattr(sys, "argv", ["train", "lookup", *given.split()])
         with pytest.raises(SystemExit) as end:

@@ -92,9 +92,8 @@ def test_a_model_without_weights_is_enough(tmp_path: Path, capsys: pytest.Captur
         {"bf16": True},
         {"engine": "paged"},
         {"engine": "paged", "peft": True},
-        {"peft": True, "base_bits": 8, "engine": "paged"},
         {"gradient_checkpointing": True},
-        {"gradient_checkpointing": True, "peft": True, "base_bits": 8},
+        {"gradient_checkpointing": True, "peft": True},
     ],
     ids=str,
 )
@@ -189,7 +188,7 @@ def test_a_plan_fits_and_more_memory_gives_up_no_more(mib: int, peft: bool, cont
         with suppress(UserError):
             plan = plan_memory(asked, 1)
         if plan is None:
-            found.append(((0, 0, 0), 0))
+            found.append(((False, False), 0))
             continue
         config, model = plan.config, empty_model("tiny")
         if peft:
@@ -201,22 +200,25 @@ def test_a_plan_fits_and_more_memory_gives_up_no_more(mib: int, peft: bool, cont
         assert held + parts[CACHE] <= size << 20 and parts[CACHE] > 0
         assert config.microbatch_tokens <= asked.microbatch_tokens
         assert plan_memory(config, 1).config == config, "a resumed run plans the same"
-        found.append(
-            ((config.base_bits or 16, not config.gradient_checkpointing, not plan.rests), config.microbatch_tokens)
-        )
+        found.append(((not config.gradient_checkpointing, not plan.rests), config.microbatch_tokens))
     (choice, tokens), (more, with_more) = found
     assert more > choice or (more == choice and with_more >= tokens)
 
 
-def test_a_7b_with_lora_fits_into_24_gb_and_in_8_bits_into_12(tmp_path: Path) -> None:
+def test_a_7b_with_lora_fits_into_24_gb_and_not_into_12_where_what_would_is_said(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN))
     asked = TrainConfig(env="lookup", model=str(tmp_path), peft=True, bf16=True, engine="paged", max_context=1024)
-    for memory_, bits, recomputed in (("141GB", 16, False), ("24GB", 16, True), ("12GB", 8, True)):
+    for memory_, recomputed in (("141GB", False), ("24GB", True)):
         plan = plan_memory(replace(asked, gpu_memory=memory_), 1)
-        assert (plan.config.base_bits, plan.config.gradient_checkpointing) == (bits, recomputed), plan.line
-    assert "12GB: the base in 8 bits, microbatches of 1," in plan.line and "given back while a step trains" in plan.line
-    with pytest.raises(UserError, match="do not fit into --gpu-memory 8GB: .* take 9.* lower --max-context, or"):
-        plan_memory(replace(asked, gpu_memory="8GB"), 1)
+        assert plan.config.gradient_checkpointing == recomputed, plan.line
+    assert plan.line.startswith("--gpu-memory 24GB: microbatches of ") and "given back while a step trains" in plan.line
+    refused = "do not fit into --gpu-memory 12GB: .* take 1[56].* lower --max-context, or give "
+    with pytest.raises(UserError, match=refused) as error:
+        plan_memory(replace(asked, gpu_memory="12GB"), 1)
+    enough = int(re.findall(r"give (\d+)GB$", str(error.value))[0])
+    assert plan_memory(replace(asked, gpu_memory=f"{enough}GB"), 1).rests
+    with pytest.raises(UserError, match=f"give {enough}GB"):
+        plan_memory(replace(asked, gpu_memory=f"{enough - 1}GB"), 1)
 
 
 def test_a_run_keeps_its_plan_and_its_engine_rests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,10 +226,10 @@ def test_a_run_keeps_its_plan_and_its_engine_rests(tmp_path: Path, capsys: pytes
     run = {"env": ["lookup"], "output_dir": str(tmp_path), "run_name": "r", "max_steps": "2", "eval_examples": "0"}
     assert run_training(TrainConfig, {**given, **run}) == 0
     said = capsys.readouterr().err
-    assert "--gpu-memory 640MiB: the base in" in said and "given back while a step trains" in said
+    assert "--gpu-memory 640MiB: microbatches of" in said and "given back while a step trains" in said
     kept = run_config(tmp_path / "r")
-    assert kept.microbatch_tokens < 16384 and kept.base_bits in (8, 16)
-    assert "--gpu-memory 640MiB: the base in" in dry(capsys, **given)
+    assert kept.microbatch_tokens < 16384
+    assert "--gpu-memory 640MiB: microbatches of" in dry(capsys, **given)
 
 
 def test_memory_is_that_of_the_limit_and_not_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

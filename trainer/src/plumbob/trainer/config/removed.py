@@ -80,8 +80,7 @@ TRL and its Trainer
       FILE.py:FUNCTION; `hub new` makes an environment
   optim adam_epsilon optim_args | nothing: the optimizer is AdamW with epsilon 1e-8
   fp16 | --bf16, or float32 without it
-  load_in_8bit | --base-bits 8
-  load_in_4bit | --base-bits 8: 4 bits are not offered
+  load_in_4bit load_in_8bit | nothing: base models are not quantised
   deepspeed fsdp fsdp_config | `accelerate launch --config-file configs/zero3.yaml -m plumbob.trainer ENV ...`
   dataset_config dataset_split dataset_train_split | --datasets NAME,CONFIG,SPLIT
   eval_strategy | --eval-steps

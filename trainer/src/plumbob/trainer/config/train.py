@@ -37,7 +37,6 @@ FIXED_ON_RESUME = (
     "lora_r",
     "lora_alpha",
     "lora_targets",
-    "base_bits",
     "seed",
     "eval_examples",
     "max_prompt_length",
@@ -95,13 +94,9 @@ class TrainConfig(RolloutOptions, LearningConfig):
     """LoRA dropout. With a value above 0, the policy that is trained is not the policy that samples."""
     lora_targets: str = option(LORA_TARGETS, "--lora-target-modules")
     """Modules that get a LoRA adapter, separated by commas; all-linear: every linear layer but the head."""
-    base_bits: int | None = option(None)
-    """Bits of each weight of the layers' frozen matrices with --peft: 16 (32 without --bf16), or 8, in which case the
-    trained model is the adapter on the rounded base, and so is the final model. Default: 8 only if --gpu-memory needs it."""
     gpu_memory: str | None = option(None)
     """Memory of the GPU that the run may use, libraries included, such as 24GB or 22GiB. The run chooses what fits:
-    --microbatch-tokens at most as given, then --gradient-checkpointing, then --base-bits 8; says so, and takes no more.
-    Default: all of it."""
+    --microbatch-tokens at most as given, then --gradient-checkpointing; says so, and takes no more. Default: all of it."""
     bf16: bool = option(False)
     """Compute in bfloat16; the trained weights stay float32."""
     gradient_checkpointing: bool = option(False)
@@ -155,15 +150,9 @@ class TrainConfig(RolloutOptions, LearningConfig):
         self._check_own()
         self._check_objective()
         self._check_vllm()
-        require(self.base_bits in (None, 8, 16), f"--base-bits must be 8 or 16, not {self.base_bits}")
         require(
             self.gpu_bytes is None or self.engine != "vllm",
             "--gpu-memory plans an engine in the training process: not --engine vllm, which has --engine-memory",
-        )
-        sampled_elsewhere = self.engine == "vllm" or not self.peft
-        require(
-            self.base_bits != 8 or not sampled_elsewhere,
-            "--base-bits 8 needs --peft, and an engine in the training process: not --engine vllm",
         )
         self._check_keep_best()
 

@@ -16,9 +16,6 @@ from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-BASE_BITS = "base_bits"
-"""A file in the folder of an adapter that was trained on a base in 8 bits."""
-
 
 def load_tokenizer(name: str, template: TemplateChoice = OWN) -> Any:
     """Load a model's tokenizer, with its own chat template or another.
@@ -39,8 +36,7 @@ def load_tokenizer(name: str, template: TemplateChoice = OWN) -> Any:
 def load_model(name: str) -> PreTrainedModel:
     """Load a model in float32, because bfloat16 weights would round most of a small update away.
 
-    A LoRA adapter is merged into its base model, which is rounded first if the adapter was trained so. Raises UserError if
-    the model cannot be loaded.
+    A LoRA adapter is merged into its base model. Raises UserError if the model cannot be loaded.
     """
     path = model_path(name)
     model = _load(name, path)
@@ -75,10 +71,6 @@ def _load(name: str, path: str) -> PreTrainedModel:
         if not adapter.is_file():
             return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         base = load_model(json.loads(adapter.read_text())["base_model_name_or_path"])
-        if (Path(path) / BASE_BITS).is_file():
-            from plumbob.trainer.policy.int8_base import round_as_int8
-
-            round_as_int8(base)
         from peft import PeftModel
 
         return PeftModel.from_pretrained(cast(Any, base), path).merge_and_unload()

@@ -14,15 +14,13 @@ def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     an update of relative size 1e-3, and a sixth of one of relative size 1e-2.
     """
     layers = lora_layers(model)
-    stored = {name: module for name, module in model.named_modules() if hasattr(module, "float_weight")}  # in 8 bits
     state = {}
     for name, tensor in model.state_dict().items():
         if "lora_" in name:
             continue
         plain = name.replace(".base_layer.", ".")
         layer = layers.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
-        base = stored.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-        whole = tensor.float() if base is None else base.float_weight()
+        whole = tensor.float()
         if layer is not None:
             whole = whole + layer.get_delta_weight(layer.active_adapters[0]).float()
         state[plain] = whole.detach().cpu()  # one by one: a GPU may not hold a float32 copy of all

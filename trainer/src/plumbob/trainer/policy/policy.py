@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from plumbob.console import UserError
 from plumbob.rollout import Sample
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed import model_files as files
@@ -19,7 +18,6 @@ from plumbob.trainer.distributed.launcher import Request, shard
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.policy.compiling import compile_layers, uncompiled
 from plumbob.trainer.policy.forward_plan import ForwardPlan, in_type, plan_forward
-from plumbob.trainer.policy.loading import BASE_BITS
 from plumbob.trainer.policy.merged_weights import merged_state
 from plumbob.trainer.policy.packed_attention import SHARES_WITH_FLASH, has_flash
 from plumbob.trainer.policy.packing import pack, pack_padded, pack_prompts
@@ -74,14 +72,6 @@ class Policy:
 
             torch.manual_seed(config.seed)
             add_lora(model, config)
-            if config.base_bits == 8:
-                from plumbob.trainer.policy.int8_base import to_int8
-
-                if not whole:
-                    raise UserError(
-                        "--base-bits 8 is for weights that are whole in each process, not divided among several"
-                    )
-                to_int8(model, device)
             if config.bf16:
                 _halve_frozen_weights(model, device if whole else None)
         else:
@@ -132,15 +122,13 @@ class Policy:
     def engine_model(self, *, share: bool = True) -> PreTrainedModel:
         """A copy of the model for an engine; call it before `shard`.
 
-        `share`: the copy shares frozen weights that have the engine's dtype already, or are stored in 8 bits.
+        `share`: the copy shares frozen weights that have the engine's dtype already.
         """
+        dtype = torch.bfloat16 if self.config.bf16 else torch.float32
         memo = {}
         for p in self.model.parameters():
-            dtype = p.dtype if not p.is_floating_point() else torch.bfloat16 if self.config.bf16 else torch.float32
-            own = p
-            if not share or p.requires_grad or p.dtype != dtype:
-                own = torch.nn.Parameter(p.detach().to(self.device, dtype, copy=True), dtype.is_floating_point)
-            memo[id(p)] = own
+            shared = share and not p.requires_grad and p.dtype == dtype
+            memo[id(p)] = p if shared else torch.nn.Parameter(p.detach().to(self.device, dtype, copy=True))
         # Only weights are cast: rotary frequencies in bfloat16 would be off by radians after a thousand tokens.
         return copy.deepcopy(self.model, cast(dict[int, object], memo)).to(self.device)
 
@@ -250,12 +238,7 @@ class Policy:
         if self.sharding.collective_forward:
             files.save(folder, self.sharding, self.model)
             return
-        self._save_own(folder)
-
-    def _save_own(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
-        if self.config.base_bits == 8:
-            (folder / BASE_BITS).write_text("8")
 
     def restore(self, folder: Path) -> None:
         """Load what `save` wrote into the model. Where weights are divided, every rank must call it."""
@@ -282,7 +265,7 @@ class Policy:
             files.save_merged(folder, self.sharding, self.model)
             return
         if self.config.peft:
-            self._save_own(folder / "adapter")
+            self.model.save_pretrained(folder / "adapter")
         plain_config = copy.deepcopy(self.model.config)
         plain_config.dtype = torch.float32
         with torch.device("meta"):

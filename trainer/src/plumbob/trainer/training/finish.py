@@ -19,7 +19,6 @@ from plumbob.trainer.config.train import EVALUATED
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.policy.forward_plan import own_logprobs
 from plumbob.trainer.policy.gpu_memory import memory_of
-from plumbob.trainer.policy.int8_base import round_as_int8
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.report.write import write_at_end
 from plumbob.trainer.reporting.hub_upload import push_to_hub
@@ -299,8 +298,6 @@ def saved_gap(run: Run, folder: Path) -> float:
 
         # Whoever loads the adapter puts it on the model that the run began with.
         base = load_model(run.config.model)
-        if run.config.base_bits == 8:
-            round_as_int8(base)
         gaps.append((_logprobs(run, PeftModel.from_pretrained(base, folder / "adapter")) - trained).abs().mean().item())
     return max(gaps)
 

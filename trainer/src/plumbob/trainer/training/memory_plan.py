@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,6 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.launcher import requested
 from plumbob.trainer.inference.paged.memory import bytes_of_rollout
 from plumbob.trainer.policy.gpu_memory import LIBRARIES, MARGIN, total_memory
-from plumbob.trainer.policy.int8_base import base_layers
 from plumbob.trainer.policy.loading import empty_model
 from plumbob.trainer.policy.token_logprobs import CHUNK_LOGITS, most_logits
 from plumbob.trainer.training.disk_space import size
@@ -65,8 +64,8 @@ class MemoryPlan:
 def plan_memory(config: TrainConfig, processes: int) -> MemoryPlan:
     """The settings with which the run fits into --gpu-memory; without it, those that were given.
 
-    Settings are only made smaller: the microbatch, and where that is not enough first the engine rests while a step trains, then
-    activations are recomputed, and last the frozen base of a LoRA run is stored in 8 bits. Raises UserError if nothing fits.
+    Settings are only made smaller: the microbatch, and where that is not enough first the engine rests while a step trains, and
+    then activations are recomputed. Raises UserError, which names the memory that is enough, if nothing fits.
     """
     if config.gpu_bytes is None:
         return MemoryPlan(config)
@@ -77,20 +76,22 @@ def plan_memory(config: TrainConfig, processes: int) -> MemoryPlan:
         from plumbob.trainer.policy.lora import add_lora
 
         add_lora(model, config)
-    bits = (config.base_bits,) if config.base_bits or not config.peft else (16, 8)
     rest_and_recompute = ((False, config.gradient_checkpointing), (True, config.gradient_checkpointing), (True, True))
-    for base_bits in bits:
-        for rests, recomputed in dict.fromkeys(rest_and_recompute):
-            own = dataclasses.replace(config, base_bits=base_bits, gradient_checkpointing=recomputed)
-            if (found := _fitted(own, model, rests)) is not None:
-                return found
-    smallest = dataclasses.replace(config, base_bits=bits[-1], gradient_checkpointing=True)
+    for rests, recomputed in dict.fromkeys(rest_and_recompute):
+        if (found := _fitted(dataclasses.replace(config, gradient_checkpointing=recomputed), model, rests)) is not None:
+            return found
+    smallest = dataclasses.replace(config, gradient_checkpointing=True)
+
+    def fits(gb: int) -> bool:
+        return _fitted(dataclasses.replace(smallest, gpu_memory=f"{gb}GB"), model, True) is not None
+
+    enough = 1 + bisect_left(range(1, 10_000), True, key=fits)
     held = sum(part.size or 0 for part in memory(smallest, model) if part.name not in MOVABLE)
     raise UserError(
         f"{model.num_parameters():,} parameters do not fit into --gpu-memory {config.gpu_memory}: weights, gradients and "
         f"optimizer take {size(held)}, and the rest must hold a rollout of --max-context {config.max_context} tokens and its "
         f"activations; lower --max-context{'' if config.bf16 else ', add --bf16'}{'' if config.peft else ', add --peft'}, or "
-        "give more memory"
+        f"give {enough}GB"
     )
 
 
@@ -119,9 +120,8 @@ def _fitted(config: TrainConfig, model: PreTrainedModel, rests: bool) -> MemoryP
     ):
         return None
     planned = dataclasses.replace(config, microbatch_tokens=tokens, engine_memory=share)
-    bits = f"the base in {config.base_bits} bits, " if config.peft else ""
     line = (
-        f"--gpu-memory {config.gpu_memory}: {bits}microbatches of {tokens:,} tokens"
+        f"--gpu-memory {config.gpu_memory}: microbatches of {tokens:,} tokens"
         f"{' whose activations are recomputed' if config.gradient_checkpointing else ''}, and {size(cache)} for the keys and "
         f"values of rollouts{', given back while a step trains' if rests else ''}"
     )
@@ -162,8 +162,7 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     of_weights = 1 if kind == "zero" and request.deepspeed["zero_optimization"]["stage"] == 2 else share
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
-    eighth = _frozen(model, 8) if config.base_bits == 8 else 0
-    halved = _frozen(model, 16) - eighth if config.peft and config.bf16 else 0
+    halved = _frozen(model) if config.peft and config.bf16 else 0
     rollouts, gpu = config.rollouts_per_step(processes) // processes, room_of(config)
     engine = config.engine
     if engine == "auto":
@@ -176,9 +175,7 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     except AttributeError:  # a model of another form
         cache = activations = None
     parts = [
-        Part(
-            "weights", (4 * total - 2 * halved - 3 * eighth) // of_weights, f"{total:,} parameters, {trained:,} trained"
-        ),
+        Part("weights", (4 * total - 2 * halved) // of_weights, f"{total:,} parameters, {trained:,} trained"),
         Part("gradients", 4 * trained // share),
         Part("optimizer", 8 * trained // share, "both moments of AdamW"),
     ]
@@ -190,7 +187,7 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
         parts.append(Part("vLLM server", taken, "" if shares else "on other devices"))
     else:
         whole = not config.peft or kind != "replicated"  # nothing that the engine could share with the trainer
-        copied = total - (0 if whole else halved + eighth if config.bf16 else total - trained)
+        copied = total - (0 if whole else halved if config.bf16 else total - trained)
         parts.append(Part("the engine's copy of weights", copied * dtype.itemsize, f"--engine {engine}"))
         if cache is not None and engine == "paged" and gpu:
             cache = min(cache, int(config.engine_memory * gpu))
@@ -201,10 +198,8 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     ]
 
 
-def _frozen(model: PreTrainedModel, bits: int) -> int:
-    """Number of weights that a run with --peft can hold in 8 bits, or in 16 with --bf16: there those of embeddings as well."""
-    if bits == 8:
-        return sum(layer.weight.numel() for layer in base_layers(model).values())
+def _frozen(model: PreTrainedModel) -> int:
+    """Number of weights that a run with --peft and --bf16 can hold in 16 bits: those of linear layers and embeddings."""
     kinds = (torch.nn.Linear, torch.nn.Embedding)
     own = {p for m in model.modules() if isinstance(m, kinds) for p in m.parameters(recurse=False)}
     return sum(p.numel() for p in own if not p.requires_grad)

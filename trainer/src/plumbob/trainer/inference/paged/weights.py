@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError
-from plumbob.trainer.policy.int8_base import product
 from transformers import PreTrainedModel
 
 
@@ -24,22 +23,16 @@ class Linear:
     """y = x W^T + b + (x A^T s) B^T, for one or several linear layers whose outputs follow each other."""
 
     weight: torch.Tensor
-    """[out, in]; int8 if there is a `scale`."""
+    """[out, in]"""
     bias: torch.Tensor | None
     lora_a: torch.Tensor | None = None
     """[r, in]: of all layers together, one after the other."""
     lora_b: torch.Tensor | None = None
     """[out, r]: zero where a layer's output does not depend on another layer's A."""
     scaling: float = 1.0
-    scale: torch.Tensor | None = None
-    """[out] float32: the factor of each row of a weight in 8 bits."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.scale is None:
-            y = torch.nn.functional.linear(x, self.weight, self.bias)
-        else:
-            y = product(x, self.weight, self.scale)
-            y = y if self.bias is None else y + self.bias
+        y = torch.nn.functional.linear(x, self.weight, self.bias)
         if self.lora_a is None or self.lora_b is None:
             return y
         return y + torch.nn.functional.linear(torch.nn.functional.linear(x, self.lora_a) * self.scaling, self.lora_b)
@@ -183,8 +176,6 @@ class _Reader:
                 raise NotSupported("some of its attention projections have a bias and others do not")
             bias = self._cat([base.bias for base in bases])
         joined = Linear(weight, bias)
-        if weight.dtype == torch.int8:
-            joined.scale = torch.cat([base.scale for base in bases])
         adapted = [(i, linear) for i, linear in enumerate(linears) if hasattr(linear, "lora_A")]
         if adapted:
             self._adapt(joined, [len(base.weight) for base in bases], adapted)
@@ -209,9 +200,9 @@ class _Reader:
             a, b = linear.lora_A[name].weight, linear.lora_B[name].weight
             pairs.append((i, a, b, linear.scaling[name]))
         rank = sum(len(a) for _, a, _, _ in pairs)
-        weight, like = joined.weight, pairs[0][1].detach()
-        joined.lora_a = like.new_zeros(rank, weight.shape[1])
-        joined.lora_b = like.new_zeros(weight.shape[0], rank)
+        weight = joined.weight
+        joined.lora_a = weight.new_zeros(rank, weight.shape[1])
+        joined.lora_b = weight.new_zeros(weight.shape[0], rank)
         joined.scaling = pairs[0][3]
         at = 0
         for i, a, b, scaling in pairs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import re
 import subprocess
 import sys
@@ -558,6 +559,11 @@ def log_rest(completions: list[Any], **_: Any) -> list[float]:
     return [math.log(rest) if rest else -math.inf for rest in rests]
 
 
+def by_chance(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """A noisy judge: the same texts earn other rewards at each call, whatever their order."""
+    return [reward + random.choice([0.0, 0.1, 0.2]) for reward in rewards(completions, answer)]
+
+
 def once(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     """Pays the first of equal completions alone."""
     texts = [c[-1]["content"] for c in completions]
@@ -787,6 +793,7 @@ FAULTS = (
     Fault("a logarithm of 0", ("not-finite",), "", lambda: {"reward": log_rest, "temperature": 1.0}),
     Fault("copies earn nothing", ("rewards-of-other-rollouts",), "", lambda: {"reward": once, "temperature": 0.7}),
     Fault("a least number of tokens", ("sampling-altered",), "", lambda: {"generation_kwargs": {"min_new_tokens": 24}}),
+    Fault("rewards by chance", ("reward-nondeterministic",), "", lambda: {"reward": by_chance}),
     Fault("a penalty for repetition", ("sampling-altered",), "", lambda: {"repetition_penalty": 1.4}),
     Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
     Fault("answers are the first number of the solution", ("reward-wrong",), "",

@@ -26,7 +26,6 @@ from plumbob.doctor.findings import Finding
 from plumbob.doctor.run_numbers import (
     LATE,
     LEAST_GAIN,
-    LIKELY,
     MOST_ERRORS,
     MOST_FAILED,
     SURE,
@@ -594,7 +593,7 @@ class Trends:
         """How the reward changed, with its standard error, in a sentence."""
         n = self.numbers
         early, late = n.ends(wide=True)
-        error = LIKELY * n.error(early, late)
+        error = SURE * n.error(early, late)
         rise = n.change(wide=True)
         sure = "more than chance" if abs(rise) > error else "which may be chance"
         return (

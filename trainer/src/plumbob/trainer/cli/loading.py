@@ -207,10 +207,10 @@ def use_growing_segments(engine: str) -> None:
 def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
     """Start the process of `warm.py`, if there is a GPU and nothing is compiled for these settings yet.
 
-    It ends by itself, or with this process. Not for several processes, or where the GPU's memory is scarce (--engine vllm),
-    and not on few processors, where it would hold up the run.
+    It ends by itself, or with this process. Not for several processes, or where the GPU's memory is scarce (--engine vllm,
+    --gpu-memory), and not on few processors, where it would hold up the run.
     """
-    several, scarce = os.environ.get("WORLD_SIZE", "1") != "1", config.engine == "vllm"
+    several, scarce = os.environ.get("WORLD_SIZE", "1") != "1", config.engine == "vllm" or config.gpu_memory
     if several or scarce or (cpus or 1) < 4 or not DEVICE.exists():
         return
     with suppress(Exception):  # whatever goes wrong, the run compiles by itself
@@ -222,7 +222,7 @@ def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
         done = Path(cache) / "plumbob" / warm_key(config)
         if done.exists():
             return
-        command = [sys.executable, "-m", "plumbob.trainer.cli.warm", str(done)]
+        command = [sys.executable, "-m", "plumbob.trainer.cli.warm", str(done), str(os.getpid())]
         quiet = subprocess.DEVNULL
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
         atexit.register(process.kill)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from plumbob.trainer.cli.loading import fast_imports, import_torch_beside, import_transformers, installed_read_once
+from plumbob.trainer.inference.vllm.vf_vllm import die_with_parent
 
 LEAST_MEMORY, PER_PARAMETER = 40 << 30, 24
 """Bytes of a GPU's memory from which on the one to four GiB that this process takes for seconds do not matter: at least, and
@@ -14,7 +15,8 @@ for each parameter of the model. The run plans its memory meanwhile by what is f
 
 
 def main() -> None:
-    """Read settings from stdin, and write the file that is named in the arguments when all is compiled."""
+    """Read settings from stdin, and write the file that is named in the arguments, before the parent's id, when all is compiled."""
+    die_with_parent(int(sys.argv[2]))
     config = pickle.load(sys.stdin.buffer)
     with installed_read_once(), fast_imports("what is compiled"):
         import_transformers(import_torch_beside())

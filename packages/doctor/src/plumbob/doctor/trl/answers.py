@@ -20,6 +20,8 @@ from plumbob.doctor.trl.watching import Round
 
 FORMS = re.compile(r'<\w+>|\\boxed|####|"\w+":')
 """Marks of a form in which prompts may ask for answers: what has none of those of its prompt need not be read."""
+ASKS = re.compile(r"(?i)answer\s*[:：]|\bend (?:your|the|with)\b|\bformat\b|\bjson\b")
+"""Words by which prompts ask for a form that has no such mark."""
 RIGHT = "completions with the right answer earn more than others of their prompt"
 LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
@@ -93,12 +95,13 @@ class Answers:
         tally.rows += 1
         tally.asked += bool(places(gold, prompt))
         wanted = set(FORMS.findall(prompt))
-        tally.formless += not wanted
+        formless = not wanted and not ASKS.search(prompt)
+        tally.formless += formless
         right = np.array([said(one, gold) == plain(gold) for one in texts])
         tally.right += int(right.sum())
         if right.any() and not right.all():
             tally.apart.append(float(totals[right].mean() - totals[~right].mean()))
-            if not wanted or any(
+            if formless or any(
                 mark in one for one, is_right in zip(texts, right, strict=True) if is_right for mark in wanted
             ):
                 tally.own.append(float(owns[right].mean() - owns[~right].mean()))

@@ -67,7 +67,7 @@ COPIES, LEAST_ROWS = 8, 32
 REPLY = "A reply."
 AGAIN = "completions earn the same when they are scored again, in another order and in parts"
 SILENCE = "a right answer earns more than an empty reply"
-EXAMINED = {"not-overpaid", "enough", "hidden", "apart", "near-copies", "prompted", "empty", "cheap"}
+EXAMINED = {"not-overpaid", "enough", "apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
 PICTURES, OF_TEXTS = frozenset({"image", "images"}), {"enough", "apart", "near-copies"}
 """Columns of pictures, which are not read, and rows of the table that compare tasks by all that they say."""
@@ -129,8 +129,7 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
             held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
             cells = {EMPTY: {i: _played(task, "", None, ()) for i, task in enumerate(held)}}
             matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
-        known = EXAMINED if any(matrix.hand.golds) else EXAMINED - {"hidden"}
-        known = known - OF_TEXTS if PICTURES & tasks[0].handle.keys() else known
+        known = EXAMINED - OF_TEXTS if PICTURES & tasks[0].handle.keys() else EXAMINED
         found.findings += judge(matrix, known)
     found.findings += _settings(args)
     if tasks:
@@ -175,7 +174,11 @@ def columns_of(trainer: Any, row: dict[str, Any]) -> tuple[list[str], list[bool]
     for function in trainer.reward_funcs:
         own: set[str] = set()
         with suppress(TypeError, ValueError, OSError):
-            own |= set(inspect.signature(function).parameters) - GIVEN
+            parameters = set(inspect.signature(function).parameters)
+            if "trainer_state" in parameters:  # what it pays may change in the course of the run
+                named.append(own)
+                continue
+            own |= parameters - GIVEN
             source = inspect.getsource(function)
             own |= {name for name in texts if f'"{name}"' in source or f"'{name}'" in source}
         named.append(own)

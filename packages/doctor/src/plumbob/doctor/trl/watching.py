@@ -151,23 +151,30 @@ class Watch:
     @contextmanager
     def _without_trace(self) -> Generator[None]:
         """What reward functions log in this context is forgotten, and what they draw at random."""
+        with self._without_logs(), unchanged_randomness():
+            yield
+
+    @contextmanager
+    def _without_logs(self) -> Generator[None]:
         names = ("_pending_metrics", "_pending_extra_logs")
         kept = {name: {k: list(v) for k, v in getattr(self.trainer, name).items()} for name in names}
         try:
-            with unchanged_randomness():
-                yield
+            yield
         finally:
             for name, values in kept.items():
                 getattr(self.trainer, name).clear()
                 getattr(self.trainer, name).update(values)
 
     def score(self, inputs: Any, texts: list[str]) -> np.ndarray | None:
-        """[B, F] what reward functions give texts as completions of these rows; None if one of them raises."""
+        """[B, F] what reward functions give texts as completions of these rows; None if one of them raises.
+
+        Random numbers are drawn on from call to call, so that a reward by chance is not taken for one by the order.
+        """
         trainer = self.trainer
         talks = isinstance(inputs[0]["prompt"], list)
         said = [[{"role": "assistant", "content": text}] if talks else text for text in texts]
         ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(texts)["input_ids"]]
-        with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
+        with self._without_logs(), suppress(Exception):  # a reward function raises what it likes
             rows = copy.deepcopy(inputs)
             return values(GRPOTrainer._calculate_rewards(trainer, rows, [row["prompt"] for row in rows], said, ids))
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from plumbob.console import UserError, first_line
-from plumbob.trainer.config.options import flag, settings_in
+from plumbob.trainer.config.options import as_text, flag, settings_in
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
@@ -65,10 +65,10 @@ def _check_settings(folder: Path, saved: TrainConfig, config: TrainConfig) -> No
     """
     for name in config.fixed_on_resume:
         if getattr(saved, name) != getattr(config, name):
+            then, now = (as_text(getattr(one, name)) or "(nothing)" for one in (saved, config))
             raise UserError(
-                f"{folder} was saved with {flag(name)} {getattr(saved, name)}, and this run has "
-                f"{getattr(config, name)}; set it back, or start a new run from the checkpoint with "
-                f"--model {folder / 'model'}"
+                f"{folder} was saved with {flag(name)} {then}, and this run has {now}; set it back, or start a new run "
+                f"from the checkpoint with --model {folder / 'model'}"
             )
 
 

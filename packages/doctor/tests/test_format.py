@@ -162,9 +162,9 @@ FAULTS = {
     "rewards[m] - sum(rewards) / GROUP": ("rewards[m]", "advantages-wrong"),
     "(weights * ratio * row.advantage)": ("(ratio * row.advantage / len(own))", "loss-differs-from-settings"),
     "add_generation_prompt=True": ("add_generation_prompt=False", "prompt-incomplete"),
-    "logits.log_softmax(-1)": ("(logits / 1.5).log_softmax(-1)", "temperature-not-applied"),
+    "logits.log_softmax(-1)": ("(logits / 1.5).log_softmax(-1)", "engine-trainer-mismatch"),
     "torch.arange(len(ids)) >= len(prompt)": ("torch.arange(len(ids)) >= len(prompt) - 1", "loss-mask-wrong"),
-    "optimizer.step()": ("optimizer.step(); optimizer.step()", "update-differs-from-settings"),
+    "optimizer.step()": ("optimizer.step(); optimizer.step()", "schedule-hides-rate"),
 }
 """A line of the example loop -> (what it is replaced with, the cause)."""
 

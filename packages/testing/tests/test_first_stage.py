@@ -26,7 +26,6 @@ MISSED = (
     "every reply taken for a cut one",
     "None of a reward becomes NaN",
     "arguments of the KL penalty exchanged",
-    "KL penalty of the reward never applied",
     "adapter of zeros on both sides",
 )
 """Faults of which two steps of so few rollouts give no stage that differs, or only a later one."""

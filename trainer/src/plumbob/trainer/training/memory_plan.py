@@ -14,7 +14,6 @@ import torch
 from plumbob.console import UserError
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.launcher import requested
-from plumbob.trainer.inference.paged.memory import bytes_of_rollout
 from plumbob.trainer.policy.gpu_memory import LIBRARIES, MARGIN, total_memory
 from plumbob.trainer.policy.loading import empty_model
 from plumbob.trainer.policy.token_logprobs import CHUNK_LOGITS, most_logits
@@ -115,7 +114,7 @@ def _fitted(config: TrainConfig, model: PreTrainedModel, rests: bool) -> MemoryP
     asked = min(config.microbatch_tokens, config.rollouts_per_step(1) * config.max_context)
     tokens = STEP * bisect_right(range(1, -(-asked // STEP) + 1), for_training, key=needed)
     tokens = min(tokens, config.microbatch_tokens)
-    if tokens < min(asked, max(config.max_context, FEW_TOKENS)) or cache < bytes_of_rollout(
+    if tokens < min(asked, max(config.max_context, FEW_TOKENS)) or cache < _bytes_of_rollout(
         model, _dtype(config), config.max_context
     ):
         return None
@@ -133,7 +132,7 @@ def _wanted_cache(config: TrainConfig, model: PreTrainedModel) -> int:
     """Bytes of the keys and values of all rollouts that decode at once; 0 for a model of an unknown form."""
     slots = min(config.max_concurrent, max(config.rollouts_per_step(1), 1))
     try:
-        return slots * bytes_of_rollout(model, _dtype(config), config.max_context)
+        return slots * _bytes_of_rollout(model, _dtype(config), config.max_context)
     except AttributeError:
         return 0
 
@@ -170,7 +169,7 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     slots = min(config.max_concurrent, max(rollouts, 1))
     tokens = min(config.microbatch_tokens, rollouts * config.max_context)
     try:
-        cache = slots * bytes_of_rollout(model, dtype, config.max_context)
+        cache = slots * _bytes_of_rollout(model, dtype, config.max_context)
         activations = activation_bytes(model, tokens, config)
     except AttributeError:  # a model of another form
         cache = activations = None
@@ -222,3 +221,10 @@ def activation_bytes(model: PreTrainedModel, tokens: int, config: TrainConfig) -
     logits = min(tokens * text.vocab_size, most_logits(gpu) if (gpu := room_of(config)) else CHUNK_LOGITS)
     halves = sum(m.weight.numel() for m in linear) if config.bf16 and not config.peft else 0  # autocast keeps them
     return tokens * (entries * (2 if config.bf16 else 4) + 4 * inputs) + 8 * logits + 2 * halves
+
+
+def _bytes_of_rollout(model: PreTrainedModel, dtype: torch.dtype, length: int) -> int:
+    """The paged engine's `bytes_of_rollout`, imported here: other engines need nothing of it."""
+    from plumbob.trainer.inference.paged.memory import bytes_of_rollout
+
+    return bytes_of_rollout(model, dtype, length)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -281,9 +282,11 @@ def _begin(run: Run, folder: Path | None, demonstrations: Demonstrations, status
             if folder is not None and (later := set_aside_later(folder)):
                 status(f"resuming from {folder.name}; checkpoints of later steps are now {', '.join(map(str, later))}")
             if (lost := truncate_metrics(run.directory, run.state.step)) > 0:
-                status(
+                print(
                     f"metrics.jsonl lacks {lost} of the {run.state.step} steps that the run has finished: the run goes on "
-                    "from its weights, but its report and its diagnosis do not know these steps"
+                    "from its weights, but its report and its diagnosis do not know these steps",
+                    file=sys.stderr,
+                    flush=True,
                 )
             write_whole(run.directory / "config.toml", run.config.to_toml())
             write_whole(run.directory / RECORDED, run.tokenizer.chat_template)

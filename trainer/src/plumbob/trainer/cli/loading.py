@@ -20,11 +20,10 @@ import tempfile
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from plumbob.console.working import Working
 from plumbob.trainer.run_files.model_path import model_path
@@ -58,6 +57,17 @@ is imported before the fourth, with the true answer.
 """
 
 
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Generator[None]:
+    """In this context the attribute of a module or class has another value."""
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
 class _Distributions(dict[str, list[str]]):
     """`importlib.metadata.packages_distributions()`, which reads a list of the files of all that is installed.
 
@@ -85,7 +95,7 @@ def installed_read_once() -> Generator[None]:
             found[key] = read(self, filename)
         return found[key]
 
-    with patch.object(metadata.PathDistribution, "read_text", read_once):
+    with _replaced(metadata.PathDistribution, "read_text", read_once):
         yield
 
 
@@ -102,7 +112,7 @@ def _read_models_once() -> None:
             spec = importlib.util.find_spec(name)
             assert spec is not None
             sys.modules[name] = importlib.util.module_from_spec(spec)
-        with patch.object(metadata, "packages_distributions", _Distributions):
+        with _replaced(metadata, "packages_distributions", _Distributions):
             module: Any = importlib.import_module("transformers.utils.import_utils")
         read = module.create_import_structure_from_path = functools.cache(module.create_import_structure_from_path)
         models = Path(module.__file__).parent.parent / "models"
@@ -131,14 +141,8 @@ def import_transformers(torch: threading.Thread | None = None) -> None:
     if torch is not None:
         torch.join()
     for module, question in _IN_ORDER:
-        answers = {question: getattr(utils, question)} if question is not None else {}
-        try:
-            for name in answers:
-                setattr(utils, name, lambda: False)
+        with nullcontext() if question is None else _replaced(utils, question, lambda: False):
             importlib.import_module(module)
-        finally:
-            for name, answer in answers.items():
-                setattr(utils, name, answer)
 
 
 def load_torch_libraries() -> threading.Thread | None:

@@ -101,6 +101,8 @@ class RolloutSource:
         self._cancel: Callable[[], object] = lambda: None
         self._stale_steps = 0
         """Number of steps in a row all of whose rollouts were discarded as too old."""
+        self._prepared = -1
+        """The cursor of the step that was prepared last."""
 
     @property
     def under_way(self) -> bool:
@@ -140,6 +142,9 @@ class RolloutSource:
 
     def _prepare(self, cursor: int) -> None:
         """Call `prepare_rollouts` of the next step's tasks that have it, for example to embed documents while a step trains."""
+        if cursor == self._prepared:  # while the step before trained
+            return
+        self._prepared = cursor
         with suppress(Exception):  # the rollouts meet what is wrong again, and there it is counted
             taken = next_groups(self.sampler.environments, cursor, self.sampler.groups_per_step)
             for own in taken[self.world.rank :: self.world.size]:

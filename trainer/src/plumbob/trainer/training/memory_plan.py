@@ -97,14 +97,17 @@ def plan_memory(config: TrainConfig, processes: int) -> MemoryPlan:
 def _fitted(config: TrainConfig, model: PreTrainedModel, rests: bool) -> MemoryPlan | None:
     """The plan with the largest microbatch that fits, and if the engine rests the largest cache; None if too little fits."""
     parts = {part.name: part.size for part in memory(config, model)}
-    cache, wanted = parts[CACHE], _wanted_cache(config, model)
+    cache = parts[CACHE]
     if cache is None:
         raise UserError(f"--gpu-memory cannot plan the memory of {config.model}: its layers are of an unknown form")
+    of_rollout = _bytes_of_rollout(model, _dtype(config), config.max_context)
     total = room_of(config)
     room = int(total * (1 - FRAGMENTS)) - sum(held or 0 for name, held in parts.items() if name not in MOVABLE)
     share = config.engine_memory
     if rests:
-        cache = min(wanted, room - int(total * (MARGIN - FRAGMENTS)))
+        cache = min(
+            _at_once(config, config.rollouts_per_step(1)) * of_rollout, room - int(total * (MARGIN - FRAGMENTS))
+        )
         share = min(max(cache / total, 0.01), 0.95)
     for_training = room if rests else room - cache
 
@@ -114,9 +117,7 @@ def _fitted(config: TrainConfig, model: PreTrainedModel, rests: bool) -> MemoryP
     asked = min(config.microbatch_tokens, config.rollouts_per_step(1) * config.max_context)
     tokens = STEP * bisect_right(range(1, -(-asked // STEP) + 1), for_training, key=needed)
     tokens = min(tokens, config.microbatch_tokens)
-    if tokens < min(asked, max(config.max_context, FEW_TOKENS)) or cache < _bytes_of_rollout(
-        model, _dtype(config), config.max_context
-    ):
+    if tokens < min(asked, max(config.max_context, FEW_TOKENS)) or cache < of_rollout:
         return None
     planned = dataclasses.replace(config, microbatch_tokens=tokens, engine_memory=share)
     line = (
@@ -128,13 +129,9 @@ def _fitted(config: TrainConfig, model: PreTrainedModel, rests: bool) -> MemoryP
     return MemoryPlan(planned, rests, later, line)
 
 
-def _wanted_cache(config: TrainConfig, model: PreTrainedModel) -> int:
-    """Bytes of the keys and values of all rollouts that decode at once; 0 for a model of an unknown form."""
-    slots = min(config.max_concurrent, max(config.rollouts_per_step(1), 1))
-    try:
-        return slots * _bytes_of_rollout(model, _dtype(config), config.max_context)
-    except AttributeError:
-        return 0
+def _at_once(config: TrainConfig, rollouts: int) -> int:
+    """How many of a step's rollouts decode at once."""
+    return min(config.max_concurrent, max(rollouts, 1))
 
 
 def room_of(config: TrainConfig) -> int:
@@ -166,7 +163,7 @@ def memory(config: TrainConfig, model: PreTrainedModel, processes: int = 1) -> l
     engine = config.engine
     if engine == "auto":
         engine = "paged" if gpu and processes == 1 else "transformers"
-    slots = min(config.max_concurrent, max(rollouts, 1))
+    slots = _at_once(config, rollouts)
     tokens = min(config.microbatch_tokens, rollouts * config.max_context)
     try:
         cache = slots * _bytes_of_rollout(model, dtype, config.max_context)

@@ -44,8 +44,6 @@ from transformers.utils import logging as transformers_logging
 
 OBJECTS_BEFORE_COLLECTION = 500_000
 """New objects after which Python looks for garbage: several times those of 1,024 rollouts."""
-
-
 SWITCH_SECONDS = 5e-4
 """After which one thread of Python lets another one go on, in seconds: a tenth of Python's own. Threads of tools and retrievers
 ask for it before every kernel and every library call, and rollouts wait for them."""

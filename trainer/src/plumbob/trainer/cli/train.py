@@ -89,8 +89,8 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         use_growing_segments(config.engine)
         if not dry:
             compile_meanwhile(config)
-        torch = import_torch_beside()
         imports.enter_context(fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"))
+        torch = import_torch_beside()  # after the line that says so
         import_verifiers()
         import_transformers(torch)
         if dry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,8 @@ class Recording:
         if inputs.logprobs.requires_grad:
             keep_gradient(inputs.logprobs, slopes)
         self._slopes.append(slopes)
-        self._inputs.append((list(rows), _detached(inputs)))
+        # Without its graph, which is freed after the backward pass.
+        self._inputs.append((list(rows), replace(inputs, logprobs=inputs.logprobs.detach())))
         update = self.record.updates[-1]
         made_up = len(self.record.updates) == 1 and self.run.objective.own is None  # nothing is known of another loss
         if update.trial is None and made_up and inputs.logprobs.requires_grad:
@@ -152,10 +154,10 @@ class Recording:
             optional = (inputs.ref_logprobs, slopes[0] if slopes else None)
             if any(t is not None and len(t) != sum(counts) for t in (*columns, *optional)):
                 continue  # rows that cannot be told apart: the record says nothing of them
-            # A transfer for each column: one for each row would take as long as the microbatch's passes.
+            # One transfer: one for each row would take as long as the microbatch's passes.
             ends = np.cumsum(counts).tolist()
             of = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-            whole = [None if t is None else numbers(t) for t in (*columns, *optional)]
+            whole = on_host((*columns, *optional))
             parts = [[None if values is None else values[at] for at in of] for values in whole]
             for row, *values in zip(rows, *parts, strict=True):
                 found.append(records.TrainedRow(self._row_of.get(id(row), -1), k, *values))
@@ -253,9 +255,3 @@ def trial_of(inputs: LossInputs, loss: Callable[[LossInputs], torch.Tensor]) -> 
     columns = (own, old, inputs.advantages, inputs.weights, inputs.corrections, slopes, reference, inputs.rows)
     *numbers_of, rows = on_host(columns)
     return records.LossTrial(rows.astype(np.int32), *numbers_of)
-
-
-def _detached(inputs: LossInputs) -> LossInputs:
-    """The same numbers without their graph, which is freed after the backward pass."""
-    kept: dict[str, Any] = {name: None if t is None else t.detach() for name, t in vars(inputs).items()}
-    return LossInputs(**kept)

@@ -44,7 +44,7 @@ class Report:
         directories = " ".join(dict.fromkeys(str(run.directory) for run in self.runs[:3])) + " ..." * (
             len(self.runs) > 3
         )
-        notes = list(self.rollouts.problems)
+        notes = [*self.rollouts.problems, *(run.note for run in self.runs if run.note)]
         if self.rollouts.steps_left_out:
             notes.append(
                 f"This page leaves out the rollouts of {self.rollouts.steps_left_out} steps, to stay small; "

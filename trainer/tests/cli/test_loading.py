@@ -217,6 +217,9 @@ doctor wrong.jsonl
 doctor trl wrong.jsonl
 doctor trl --every 0 wrong.jsonl
 report empty
+evaluate lookup --model runs/nobody
+evaluate --resume run
+predict lookup --oracle --output-file empty
 """
 WRONG_FOR_THE_ENVIRONMENT = """
 train gsm8k --model tiny-gsm8k --datasets wrong.jsonl
@@ -229,6 +232,7 @@ train lookup --trained-reward correkt=1
 train lookup --max-hops 1 --min-hops 3
 evaluate gsm8k --datasets wrong.jsonl
 evaluate lookup --replay wrong.jsonl
+benchmark lookup --oracle --retrievers bm25,golden
 """
 """What is refused after verifiers is imported, which takes one to two seconds, and before torch is."""
 
@@ -236,6 +240,8 @@ evaluate lookup --replay wrong.jsonl
 @pytest.mark.parametrize(("lines", "heavy"), [(WRONG, ("torch", "verifiers")), (WRONG_FOR_THE_ENVIRONMENT, ("torch",))])
 def test_what_is_known_to_be_wrong_is_told_before_anything_heavy_is_imported(tmp_path, lines, heavy):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text('command = "train"\nenv = "lookup"')
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "cut.npz").write_bytes(b"PK cut \xff")
     (tmp_path / "wrong.jsonl").write_text('{"step": "zero"}\n{')
@@ -248,7 +254,9 @@ for line in sys.stdin.read().split("\\n"):
     if line:
         command, *sys.argv[1:] = line.split()
         try:
-            importlib.import_module(f"plumbob.trainer.cli.{command}").main()
+            module = {"predict": "evaluate", "benchmark": "evaluate"}.get(command, command)
+            main = "main" if module == command else f"{command}_main"
+            getattr(importlib.import_module(f"plumbob.trainer.cli.{module}"), main)()
         except SystemExit as error:
             print(line, error.code, *(set(HEAVY) & set(sys.modules)), sep=": ")
 """

@@ -124,12 +124,22 @@ def test_settings_that_cannot_be(refused, args, message):
     ("args", "message"),
     [
         (["-a", "min_hops=9"], "lookup: max_hops (5) is less than min_hops (9)"),
+        (
+            ["--max-context", "10"],
+            "--max-context 10 leaves no room for a reply: the shortest prompt of lookup's first 8",
+        ),
         (["--max-context", "100000"], "--max-context 100000 is more than the 4096 positions of the model"),
         (["--peft", "--lora-targets", "c_attn"], "--lora-targets names no module of this model: c_attn"),
     ],
 )
 def test_settings_that_do_not_fit_together_or_the_model(refused, args, message):
     assert message in refused(*args, loads=True)
+
+
+def test_half_of_what_a_launcher_says(refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert "WORLD_SIZE is '2', but MASTER_ADDR and MASTER_PORT are not set; unset it, or start" in refused("lookup")
 
 
 def test_missing_dataset(refused, tmp_path):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.console.files import write_whole
 from plumbob.trainer.report.rollouts import COLUMNS, ROLES, Rollouts, collect, packed
 from plumbob.trainer.report.run_data import RunData, meanings, read_run, run_directories, seed_groups
 from plumbob.trainer.report.vocabulary import token_texts, tokenizer_file
-from plumbob.trainer.run_files.run_directory import write_whole
 
 REPORT = "report.html"
 """Name of the page in a run directory."""

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plumbob.console import UserError
-from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
+from plumbob.console.files import write_whole
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.run_files.token_record import TokenRecord, as_line, record_of
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.console import UserError, first_line
+from plumbob.console.files import write_whole
 from plumbob.rollout import (
     Chat,
     ChatReply,
@@ -43,7 +44,6 @@ from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.stream import TaskStream
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files import trace_files
-from plumbob.trainer.run_files.run_directory import write_whole
 
 FILE = "demonstrations.jsonl.gz"
 """File of a run directory with the traces of its demonstrations: a resumed run trains on them, and plays none again."""

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 import verifiers.v1 as vf
 from plumbob.console import UserError, counted
+from plumbob.console.files import write_whole
 from plumbob.console.working import note
 from plumbob.rollout import Chat, Sampling
 from plumbob.trainer.algorithm.losses import try_own_loss
@@ -44,13 +45,7 @@ from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.tasks import Read, Tasks, fingerprint_of, leave_out_long_prompts, load_environments
 from plumbob.trainer.rollouts.templates import check_template, opening_messages, tool_names
 from plumbob.trainer.run_files import start
-from plumbob.trainer.run_files.run_directory import (
-    lock_directory,
-    new_directory,
-    run_directory_of,
-    truncate_metrics,
-    write_whole,
-)
+from plumbob.trainer.run_files.run_directory import lock_directory, new_directory, run_directory_of, truncate_metrics
 from plumbob.trainer.run_files.stopped import Stop, write_stop
 from plumbob.trainer.training import memory_plan
 from plumbob.trainer.training.checkpoint import tidy

@@ -122,6 +122,15 @@ def test_info_from_an_index(hub_index, tmp_path):
         from_index("tyo", str(hub_index), tmp_path)
 
 
+def test_info_of_what_is_nowhere(tmp_path, monkeypatch):
+    from plumbob.hub.cli.hub import info
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PLUMBOB_INDEX", raising=False)
+    with pytest.raises(UserError, match="vf-nowhere is not installed, and no package index is set"):
+        info("vf-nowhere")
+
+
 def test_info_of_what_is_installed(capsys):
     from plumbob.console.app import run_app
     from plumbob.hub.cli.hub import app

@@ -49,6 +49,10 @@ def test_unknown_environment(refused):
     assert "there is no environment 'lokup'; did you mean 'lookup'?" in refused("lokup")
 
 
+def test_environments_with_a_comma(refused):
+    assert "several environments are separated by spaces: lookup gsm8k:2" in refused("lookup,gsm8k:2")
+
+
 def test_unknown_flag(refused):
     message = refused("lookup", "--learning-rat", "1")
     assert "--learning-rat" in message and "--learning-rate" in message

@@ -143,7 +143,7 @@ def test_rollouts_of_another_environment_are_named_as_such(chat, evaluated):
     """Their data may fit: GSM8K's has a prompt and an answer too."""
     config = config_of(env="gsm8k", env_args=("datasets=synthetic",), demonstrations=str(evaluated))
     with pytest.raises(
-        UserError, match="lookup.jsonl holds tasks of another environment than gsm8k: its tasks are Look"
+        UserError, match="lookup.jsonl holds tasks of another environment than gsm8k: they are LookupTask, not GSM"
     ):
         make(chat, config)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.testing import kill_driver
 from plumbob.trainer.algorithm.learning_rate import learning_rate
-from plumbob.trainer.cli.train import configure
+from plumbob.trainer.cli.train import check_before_loading, configure
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
@@ -159,7 +159,7 @@ def test_a_run_without_checkpoints_says_what_resuming_does(four_steps, tmp_path,
     directory = shutil.copytree(four_steps, tmp_path / "r")
     shutil.rmtree(directory / "checkpoints")
     with pytest.raises(UserError, match="has ended and its checkpoints are gone.*--model"):
-        restore.choose_checkpoint(directory, saved_config(directory))
+        check_before_loading(saved_config(directory), directory)
     (directory / "summary.json").unlink()
     assert restore.choose_checkpoint(directory, saved_config(directory)) is None
     assert "has no checkpoint yet: the run begins again with its first step" in capsys.readouterr().err

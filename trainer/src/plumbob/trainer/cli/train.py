@@ -50,7 +50,7 @@ from plumbob.trainer.config.options import (
 )
 from plumbob.trainer.config.sft import ORACLE, SftConfig
 from plumbob.trainer.config.train import PLACE, TrainConfig
-from plumbob.trainer.evaluation.results import check_is_traces
+from plumbob.trainer.evaluation.results import first_trace
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.metric_names import check_metric
@@ -97,7 +97,7 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         imports.enter_context(fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"))
         for function in config.own_functions():  # after the line that says so, and before what takes seconds
             function.load()
-        read = _read_first(config, dry=bool(dry))
+        read = _read_first(config, run_dir, dry=bool(dry))
         torch = import_torch_beside()
         import_verifiers()
         import_transformers(torch)
@@ -112,14 +112,24 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     return begin(config, run_dir, read)
 
 
-def _read_first(config: TrainConfig, *, dry: bool) -> list[Any]:
+def _read_first(config: TrainConfig, resumed: Path | None, *, dry: bool) -> list[Any]:
     """What `read_here` finds of tasks, if the user's data or settings may be refused: that needs verifiers, but not torch."""
-    if not dry and not (config.datasets or config.eval_datasets or config.env_args or config.trained_reward):
+    stored = None
+    if (
+        resumed is None and isinstance(config, SftConfig) and config.demonstrations != ORACLE
+    ):  # else the run has its own
+        stored = config.demonstrations
+    given = (stored, config.datasets, config.eval_datasets, config.env_args, config.trained_reward)
+    if not dry and not any(given):
         return []
     import_verifiers()
     from plumbob.trainer.rollouts.tasks import read_here
 
-    return list(read_here(config, without_data=not dry))
+    found = list(read_here(config, without_data=not dry))
+    if stored and found[0] is not None:
+        for path in trace_paths(stored, config.env):
+            found[0].tasks.check_is_one_of(first_trace(path), path)
+    return found
 
 
 def _origins(cls: type[TrainConfig], given: Mapping[str, Any]) -> dict[str, str]:
@@ -258,7 +268,16 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
         check_by_source(own.env, settings)
     if run_dir is None and isinstance(config, SftConfig) and config.demonstrations != ORACLE:
         for path in trace_paths(config.demonstrations, config.env):
-            check_is_traces(path)
+            first_trace(path)
+    if (
+        run_dir is not None
+        and not saved_checkpoints(run_directory_of(run_dir))
+        and (run_dir / "summary.json").is_file()
+    ):
+        raise UserError(
+            f"{run_dir} has ended and its checkpoints are gone, so there is nothing to resume; start a new run from its "
+            f"model with --model {run_dir}"
+        )
     check_metric(config.keep_best, "--keep-best")
     for function in config.own_functions():
         function.line()

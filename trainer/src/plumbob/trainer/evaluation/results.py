@@ -79,8 +79,8 @@ def _is_truncated(record: Mapping[str, Any]) -> bool:
     return record.get("stop_condition") in limits or calls[-1].get("finish_reason") == "length"
 
 
-def check_is_traces(path: Path) -> None:
-    """Raise UserError like `read_records` if the first line of a file is not a trace; of a large file no more is read."""
+def first_trace(path: Path) -> dict[str, Any]:
+    """The first trace of a file, of which no more is read. Raises UserError like `read_records`."""
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == trace_files.GZIP
@@ -89,9 +89,10 @@ def check_is_traces(path: Path) -> None:
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        for trace in _traces(line):
+        for trace in (found := _traces(line)):
             Row.of_record(trace)
-    except NOT_A_TRACE:
+        return found[0]
+    except (*NOT_A_TRACE, IndexError):
         raise UserError(f"{path} line 1 is not a stored trace") from None
 
 

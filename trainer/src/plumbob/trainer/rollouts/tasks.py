@@ -81,6 +81,14 @@ class Tasks:
         places = itertools.islice(walk(cursor, n, self.order_of), count)
         return [Taken(self.train[index], index, epoch) for epoch, index in places]
 
+    def check_is_one_of(self, record: Mapping[str, Any], path: Path) -> None:
+        """Raise UserError if a stored rollout, of the file `path`, is of a task of another class than these."""
+        some = self.train[:1] if isinstance(self.train, TaskStream) else self.train
+        kinds = {type(task).__name__ for task in some}
+        if (kind := record["task"].get("type", "")) not in {*kinds, ""}:
+            own = " or ".join(sorted(kinds))
+            raise UserError(f"{path} holds tasks of another environment than {self.name}: they are {kind}, not {own}")
+
     def order_of(self, epoch: int) -> list[int]:
         """The places of the training tasks in the order of this epoch (from 0). Not for tasks without end."""
         return epoch_order(self.order, self.seed, epoch, len(self.train), self._difficulties)

@@ -31,11 +31,6 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     run_dir = run_directory_of(path)
     folder = latest(run_dir) if path == run_dir else path
     if folder is None:
-        if (run_dir / "summary.json").is_file():
-            raise UserError(
-                f"{run_dir} has ended and its checkpoints are gone, so there is nothing to resume; start a new run from its "
-                f"model with --model {run_dir}"
-            )
         print(f"{run_dir} has no checkpoint yet: the run begins again with its first step", file=sys.stderr)
         return None
     if (wrong := damage(folder)) is not None:

@@ -170,12 +170,11 @@ def _of_files(config: SftConfig, tasks: Tasks, found: Demonstrations) -> Iterato
     """The stored rollouts of all files, without those of held-out tasks."""
     held_out = marks_of(tasks.held_out)
     like = tasks.train[0]
-    kinds = {type(task).__name__ for task in ([like] if isinstance(tasks.train, TaskStream) else tasks.train)}
     for path in trace_files.trace_paths(config.demonstrations, config.env):
-        for record in read_records(path):
+        for number, record in enumerate(read_records(path)):
+            if not number:
+                tasks.check_is_one_of(record, path)
             try:
-                if (kind := record["task"].get("type", "")) not in {*kinds, ""}:
-                    raise ValueError(f"its tasks are {kind}, not {' or '.join(sorted(kinds))}")
                 task = type(like)(type(like.data).model_validate(record["task"]["data"]), like.config)
             except ValueError as error:
                 raise UserError(

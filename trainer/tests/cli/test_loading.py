@@ -229,6 +229,7 @@ train gsm8k lookup --model tiny-gsm8k --gsm8k.datasets wrong.jsonl
 train musique --model tiny-musique --datasets synthetic --retriever bm52
 train musique --model tiny-musique --datasets synthetic -a hops=nine
 train lookup --trained-reward correkt=1
+train lookup --trained-reward correct=0
 train lookup --max-hops 1 --min-hops 3
 evaluate gsm8k --datasets wrong.jsonl
 evaluate lookup --replay wrong.jsonl

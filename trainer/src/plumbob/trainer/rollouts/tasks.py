@@ -216,7 +216,7 @@ def fingerprint_of(environments: Sequence[Tasks]) -> dict[str, Any]:
 
 
 def check_components(weights: Mapping[str, float], rewards: Mapping[str, float] | None) -> None:
-    """Raise UserError if --trained-reward names what is no component of the rewards, or has weight 0.
+    """Raise UserError if --trained-reward names what is no component of the rewards, or has weight 0, or nothing.
 
     `rewards`: component -> its weight in the environment; None if only its rollouts show them.
     """
@@ -231,6 +231,8 @@ def check_components(weights: Mapping[str, float], rewards: Mapping[str, float] 
             raise UserError(
                 f"--trained-reward names {name}, which the environment weighs with 0: its value is not kept"
             )
+    if weights and not any({**rewards, **weights}.values()):
+        raise UserError("--trained-reward gives every component the weight 0, so that nothing would be learned")
 
 
 def _divide(

@@ -3,6 +3,9 @@
 Rollouts call `generate` at any time; each step of the engine decodes one token of every active request. A completion
 depends on the weights, the prompt and the request's own seed, not on the other requests in its batches (up to the last
 bits of floating-point sums, whose order depends on the batch size).
+
+Requests with the same ids so far are one row of these batches: rollouts of one prompt are computed once until they draw
+different tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from plumbob.rollout import Sampling
 from plumbob.trainer.inference.engine import Decoding
 from plumbob.trainer.inference.in_process import InProcessEngine, Request
 from plumbob.trainer.inference.transformers.kv_cache import SlotCache
@@ -33,12 +37,21 @@ class _Request(Request):
     slot: int = -1
 
 
+_Row = list[_Request]
+"""Requests that have the same ids so far, and draw the next one from the same distribution. It is never empty."""
+
+
+def _how(sampling: Sampling) -> tuple[float, float, int, float]:
+    """What makes the distribution of a token from its logits."""
+    return (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+
+
 class TransformersEngine(InProcessEngine[_Request]):
     """A `TrainingEngine` over a causal language model of transformers, in this process.
 
     The engine owns `model`, whose weights change only through `update`. At most `max_slots` requests decode at once and
-    the others wait for a free slot: active request i is in slot i, so that a step computes only the first rows of the
-    cache. `max_length` limits prompt and completion together, in tokens.
+    the others wait for a free slot: row i of the requests is in slot i, so that a step computes only the first rows of
+    the cache. `max_length` limits prompt and completion together, in tokens.
     """
 
     request_type = _Request
@@ -62,6 +75,7 @@ class TransformersEngine(InProcessEngine[_Request]):
         self.decoding = decoding
         self.model.set_attn_implementation(decoding.attention)
         self._cache = SlotCache(max_slots)
+        self._rows: list[_Row] = []
 
     @property
     def device(self) -> torch.device:
@@ -79,6 +93,8 @@ class TransformersEngine(InProcessEngine[_Request]):
 
     def forget(self) -> None:
         self._cache.forget_all()
+        if not self._active:
+            self._rows = []
 
     def _drop_cache(self) -> None:
         self._cache = SlotCache(self._cache.num_slots)
@@ -111,37 +127,25 @@ class TransformersEngine(InProcessEngine[_Request]):
         """Place waiting requests in slots, compute missing keys and values, and sample the requests' first tokens."""
         admitted = self._admitting = self._next_to_admit()
         self._waiting = self._waiting[len(admitted) :]
-        leaders: dict[bytes, list[_Request]] = {}
+        alike: dict[Any, _Row] = {}
         for request in admitted:
-            leaders.setdefault(request.prompt.tobytes(), []).append(request)
-        # A prompt that several requests share is computed once, in the slot of the first of them.
-        starts = []
-        for group in leaders.values():
-            starts.append(self._place(group[0]))
-        firsts = [group[0] for group in leaders.values()]
-        rows = torch.tensor([r.slot for r in firsts], device=self.device)
-        pending = [r.prompt[start:] for r, start in zip(firsts, starts, strict=True)]
+            alike.setdefault((request.prompt.tobytes(), _how(request.sampling)), []).append(request)
+        rows = list(alike.values())
+        starts = [self._place(row) for row in rows]
+        slots = torch.tensor([row[0].slot for row in rows], device=self.device)
+        pending = [row[0].prompt[start:] for row, start in zip(rows, starts, strict=True)]
         width = max(map(len, pending))
         ids = torch.from_numpy(np.stack([np.pad(p, (0, width - len(p))) for p in pending])).to(self.device)
         offsets = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         self._cache.reserve(int(offsets.max()) + 1)
-        hidden = self._forward(rows, ids, offsets, int(offsets.max()) + 1)
+        hidden = self._forward(slots, ids, offsets, int(offsets.max()) + 1)
         last = torch.tensor([len(p) - 1 for p in pending], device=self.device)
-        logits = self._logits(hidden[torch.arange(len(firsts), device=self.device), last])
+        logits = self._logits(hidden[torch.arange(len(rows), device=self.device), last])
         self.prefilled_tokens += sum(map(len, pending))
-        for request in firsts:
-            self._cache.remember(request.slot, request.prompt)
-        order: list[_Request] = []
-        source: list[int] = []
-        for i, group in enumerate(leaders.values()):
-            for request in group[1:]:
-                self._place(request)
-            if len(group) > 1:
-                self._cache.copy_prefix(group[0].slot, [r.slot for r in group[1:]], len(group[0].prompt))
-            order += group
-            source += [i] * len(group)
+        for row in rows:
+            self._cache.remember(row[0].slot, row[0].prompt)
         self._admitting = []
-        self._draw(order, logits[torch.tensor(source, device=self.device)])
+        self._draw(rows, logits)
 
     def _next_to_admit(self) -> list[_Request]:
         """The waiting requests to admit now: one per free slot, as far as PREFILL_TOKENS allows."""
@@ -154,38 +158,50 @@ class TransformersEngine(InProcessEngine[_Request]):
                 return self._waiting[:count]
         return self._waiting[:free]
 
-    def _place(self, request: _Request) -> int:
-        """Make a request the last active row. Returns how many of its leading ids have cached keys and values.
+    def _place(self, row: _Row) -> int:
+        """Make `row` the last row. Returns how many of its leading ids have cached keys and values.
 
         The last id is always computed, because the first sampled token needs its logits. A free slot that holds an
-        earlier turn of the same conversation is reused. Otherwise the request gets the free slot that was used least
+        earlier turn of the same conversation is reused. Otherwise the row gets the free slot that was used least
         recently, and the longest prefix that another slot holds is copied into it.
         """
-        row = len(self._active)
-        cache = self._cache
-        held = cache.common_prefix(request.prompt)
+        cache, prompt, first = self._cache, row[0].prompt, len(self._rows)
+        held = cache.common_prefix(prompt)
         best = int(held.argmax())
-        continues = best >= row and held[best] == cache.counts[best]
-        slot = best if continues else row + int(cache.last_used[row:].argmin())
-        known = min(int(held[best]), len(request.prompt) - 1)
-        if not continues and known > 0 and best != slot:
-            cache.copy_prefix(best, [slot], known)
-        if slot != row:
-            cache.swap(row, slot)
-        request.slot = row
-        self._active.append(request)
+        known = min(int(held[best]), len(prompt) - 1)
+        self._active += row
+        if best >= first and held[best] == cache.counts[best]:
+            cache.swap(first, best)
+            self._append(row)
+        else:
+            self._open(row, best, known)
         return known
 
+    def _open(self, row: _Row, source: int, length: int) -> None:
+        """Make `row` the last row, with the first `length` keys and values of slot `source`."""
+        first = len(self._rows)
+        slot = first + int(self._cache.last_used[first:].argmin())
+        if length > 0 and source != slot:
+            self._cache.copy_prefix(source, [slot], length)
+        self._cache.swap(first, slot)
+        self._append(row)
+
+    def _append(self, row: _Row) -> None:
+        for request in row:
+            request.slot = len(self._rows)
+        self._rows.append(row)
+
     def _decode(self) -> None:
-        requests = list(self._active)
-        ids = torch.tensor([[r.token_ids[-1]] for r in requests], device=self.device)
-        positions = torch.tensor([[r.length - 1] for r in requests], device=self.device)
-        longest = max(r.length for r in requests)
+        rows = list(self._rows)
+        firsts = [row[0] for row in rows]
+        ids = torch.tensor([[r.token_ids[-1]] for r in firsts], device=self.device)
+        positions = torch.tensor([[r.length - 1] for r in firsts], device=self.device)
+        longest = max(r.length for r in firsts)
         self._cache.reserve(longest)
-        hidden = self._forward(slice(0, len(requests)), ids, positions, longest)
-        for r in requests:
+        hidden = self._forward(slice(0, len(rows)), ids, positions, longest)
+        for r in firsts:
             self._cache.append(r.slot, r.token_ids[-1])
-        self._draw(requests, self._logits(hidden[:, 0]))
+        self._draw(rows, self._logits(hidden[:, 0]))
 
     def _forward(
         self, rows: torch.Tensor | slice, ids: torch.Tensor, positions: torch.Tensor, kv_length: int
@@ -201,49 +217,72 @@ class TransformersEngine(InProcessEngine[_Request]):
         assert isinstance(head, nn.Module) and self.decoding.logits is not None
         return self.decoding.logits(head(hidden).float())
 
-    def _draw(self, requests: list[_Request], logits: torch.Tensor) -> None:
-        """Sample one token for each request from logits [B, V]; a request that is complete leaves the active rows."""
+    def _draw(self, rows: Sequence[_Row], logits: torch.Tensor) -> None:
+        """Sample one token for each request of `rows` from the rows' logits [B, V].
+
+        Requests that are complete leave, and those of a row that drew different tokens get rows of their own.
+        """
         groups: dict[tuple[float, float, int, float], list[int]] = {}
-        for i, request in enumerate(requests):
-            s = request.sampling
-            groups.setdefault((s.temperature, s.top_p, s.top_k, s.min_p), []).append(i)
+        for i, row in enumerate(rows):
+            groups.setdefault(_how(row[0].sampling), []).append(i)
         for (temperature, top_p, top_k, min_p), members in groups.items():
-            part = logits if len(members) == len(requests) else logits[members]
+            part = logits if len(members) == len(rows) else logits[members]
+            most = max(len(rows[i]) for i in members)
             if temperature == 0:
-                tokens, logprobs = part.argmax(dim=-1), torch.zeros(len(members))
-            else:
-                uniforms = torch.tensor([requests[i].random.random() for i in members], dtype=torch.float64)
-                tokens, logprobs = draw(part / temperature, uniforms.to(part.device), top_p, top_k, min_p)
-            for i, token, logprob in zip(members, tokens.tolist(), logprobs.tolist(), strict=True):
-                requests[i].token_ids.append(token)
-                requests[i].logprobs.append(logprob)
-        self.generated_tokens += len(requests)
-        for request in requests:
-            s = request.sampling
-            stopped = request.token_ids[-1] in s.stop_token_ids
-            if stopped or len(request.token_ids) >= s.max_tokens:
-                self._leave(request)
-                request.finish("stop" if stopped else "length")
+                tokens = part.argmax(dim=-1, keepdim=True).expand(-1, most)
+                logprobs = torch.zeros(tokens.shape)
+            else:  # for each request of a row a number of its own, and for those that a shorter row lacks any
+                uniforms = np.zeros((len(members), most))
+                for numbers, i in zip(uniforms, members, strict=True):
+                    numbers[: len(rows[i])] = [request.random.random() for request in rows[i]]
+                drawn = torch.from_numpy(uniforms).to(part.device)
+                tokens, logprobs = draw(part / temperature, drawn, top_p, top_k, min_p)
+            for i, own, their in zip(members, tokens.tolist(), logprobs.tolist(), strict=True):
+                for request, token, logprob in zip(rows[i], own, their, strict=False):
+                    request.token_ids.append(token)
+                    request.logprobs.append(logprob)
+        for row in rows:
+            self.generated_tokens += len(row)
+            by_token: dict[int, _Row] = {}
+            for request in list(row):
+                s, token = request.sampling, request.token_ids[-1]
+                stopped = token in s.stop_token_ids
+                if stopped or len(request.token_ids) >= s.max_tokens:
+                    self._leave(request)
+                    request.finish("stop" if stopped else "length")
+                else:
+                    by_token.setdefault(token, []).append(request)
+            for other in list(by_token.values())[1:]:
+                for request in other:
+                    row.remove(request)
+                self._open(other, row[0].slot, other[0].length - 1)
 
     def _leave(self, request: _Request) -> None:
-        """Remove a request from the active rows and move the last active row into its place.
+        """Remove a request. If it was the last of its row, the last row moves into the place of this one.
 
         The freed slot keeps its keys and values for the conversation's next turn.
         """
-        self._cache.touch(request.slot)
-        last = self._active.pop()
-        if last is not request:
-            self._cache.swap(request.slot, last.slot)
-            self._active[request.slot] = last
-            last.slot, request.slot = request.slot, last.slot
+        slot = request.slot
+        self._active.remove(request)
+        self._rows[slot].remove(request)
+        if self._rows[slot]:
+            return
+        self._cache.touch(slot)
+        last = self._rows.pop()
+        if last:
+            self._cache.swap(slot, len(self._rows))
+            self._rows[slot] = last
+            for other in last:
+                other.slot = slot
 
 
 def draw(
     logits: torch.Tensor, uniforms: torch.Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverse-transform sampling: ids [B], and their log-probabilities [B] in nats under the truncated distribution.
+    """Inverse-transform sampling: ids, and their log-probabilities in nats under the truncated distribution.
 
-    `logits`: [B, V], already divided by the temperature. `uniforms`: [B] in [0, 1).
+    `logits`: [B, V], already divided by the temperature. `uniforms`: in [0, 1), [B], or [B, K] to draw K ids from each
+    row of logits; both results have its shape.
     """
     ids: Any = torch.empty(0)  # the warpers look at scores only
     scores: Any = logits
@@ -256,6 +295,6 @@ def draw(
     logprobs = torch.log_softmax(scores, dim=-1)
     # Summed in float64: in float32 the sum's rounding would hide tokens rarer than about 1e-7.
     cumulative = logprobs.double().exp().cumsum(dim=-1)
-    targets = uniforms[:, None] * cumulative[:, -1:]
+    targets = uniforms.view(len(logits), -1) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[-1] - 1)
-    return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
+    return tokens.view_as(uniforms), logprobs.gather(-1, tokens).view_as(uniforms)

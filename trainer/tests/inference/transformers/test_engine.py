@@ -108,6 +108,22 @@ def test_a_prompt_that_a_group_shares_is_computed_once(qwen2, run_async):
     assert len({c.token_ids for c in completions}) > 1
 
 
+def test_what_all_prompts_begin_with_is_computed_once(qwen2, run_async):
+    """A system prompt, for example; and once more behind it, where a part is cached already."""
+    engine = TransformersEngine(copy.deepcopy(qwen2), max_slots=8)
+    for shared in (40, 90):
+        rows = prompts(5, shared=shared)
+        before = engine.prefilled_tokens
+        requests = [(ids, Sampling(max_tokens=6, seed=i)) for i, ids in enumerate(rows)]
+        done = run_async(generate_all(engine, requests))
+        known = engine.prefilled_tokens - before - sum(len(ids) - shared for ids in rows)
+        assert known == {40: 40, 90: 50}[shared]
+        for request, completion in zip(requests, done, strict=True):
+            (alone,) = run_async(generate_all(TransformersEngine(copy.deepcopy(qwen2)), [request]))
+            assert completion.token_ids == alone.token_ids
+            assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
 def test_rollouts_of_a_prompt_are_computed_once_until_they_draw_different_tokens(run_async, monkeypatch):
     engine = TransformersEngine(load_model("tiny"), max_slots=8)
     sizes = []

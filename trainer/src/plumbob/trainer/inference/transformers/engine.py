@@ -29,6 +29,9 @@ from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsW
 PREFILL_TOKENS = 1 << 15
 """Approximate limit on the positions of one prefill pass, padding included, because its memory use grows with them."""
 
+SHORTEST = 32
+"""Fewest tokens that prompts have in common for which they are computed in a pass of their own, before the rest."""
+
 PLAIN = Decoding()
 
 
@@ -131,21 +134,37 @@ class TransformersEngine(InProcessEngine[_Request]):
         for request in admitted:
             alike.setdefault((request.prompt.tobytes(), _how(request.sampling)), []).append(request)
         rows = list(alike.values())
+        self._prefill_beginning([row[0].prompt for row in rows])
         starts = [self._place(row) for row in rows]
-        slots = torch.tensor([row[0].slot for row in rows], device=self.device)
-        pending = [row[0].prompt[start:] for row, start in zip(rows, starts, strict=True)]
+        hidden = self._prefill([row[0].slot for row in rows], [row[0].prompt for row in rows], starts)
+        self._admitting = []
+        self._draw(rows, self._logits(hidden))
+
+    def _prefill_beginning(self, prompts: Sequence[np.ndarray]) -> None:
+        """Compute what several prompts have in common at their beginning in a free slot, from which `_place` copies it."""
+        shortest = min(map(len, prompts)) - 1
+        same = np.all([p[:shortest] == prompts[0][:shortest] for p in prompts], axis=0)
+        common = prompts[0][: shortest if same.all() else int(same.argmin())]
+        held = self._cache.common_prefix(common)
+        known, slot = int(held.max()), self._free_slot()
+        if len(prompts) > 1 and len(common) - known >= SHORTEST:
+            if known and held[slot] != known:
+                self._cache.copy_prefix(int(held.argmax()), [slot], known)
+            self._prefill([slot], [common], [known])
+
+    def _prefill(self, slots: list[int], prompts: Sequence[np.ndarray], starts: list[int]) -> torch.Tensor:
+        """Compute keys and values of `prompts` from `starts` on in `slots`. Returns hidden states [B, D] of their last ids."""
+        pending = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
         width = max(map(len, pending))
         ids = torch.from_numpy(np.stack([np.pad(p, (0, width - len(p))) for p in pending])).to(self.device)
         offsets = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         self._cache.reserve(int(offsets.max()) + 1)
-        hidden = self._forward(slots, ids, offsets, int(offsets.max()) + 1)
-        last = torch.tensor([len(p) - 1 for p in pending], device=self.device)
-        logits = self._logits(hidden[torch.arange(len(rows), device=self.device), last])
+        hidden = self._forward(torch.tensor(slots, device=self.device), ids, offsets, int(offsets.max()) + 1)
         self.prefilled_tokens += sum(map(len, pending))
-        for row in rows:
-            self._cache.remember(row[0].slot, row[0].prompt)
-        self._admitting = []
-        self._draw(rows, logits)
+        for slot, prompt in zip(slots, prompts, strict=True):
+            self._cache.remember(slot, prompt)
+        last = torch.tensor([len(p) - 1 for p in pending], device=self.device)
+        return hidden[torch.arange(len(slots), device=self.device), last]
 
     def _next_to_admit(self) -> list[_Request]:
         """The waiting requests to admit now: one per free slot, as far as PREFILL_TOKENS allows."""
@@ -179,12 +198,16 @@ class TransformersEngine(InProcessEngine[_Request]):
 
     def _open(self, row: _Row, source: int, length: int) -> None:
         """Make `row` the last row, with the first `length` keys and values of slot `source`."""
-        first = len(self._rows)
-        slot = first + int(self._cache.last_used[first:].argmin())
+        slot = self._free_slot()
         if length > 0 and source != slot:
             self._cache.copy_prefix(source, [slot], length)
-        self._cache.swap(first, slot)
+        self._cache.swap(len(self._rows), slot)
         self._append(row)
+
+    def _free_slot(self) -> int:
+        """The slot that was used least recently of those that no request decodes in."""
+        first = len(self._rows)
+        return first + int(self._cache.last_used[first:].argmin())
 
     def _append(self, row: _Row) -> None:
         for request in row:

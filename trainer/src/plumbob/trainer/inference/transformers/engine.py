@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+if TYPE_CHECKING:
+    from plumbob.trainer.inference.paged.weights import Weights
 
 PREFILL_TOKENS = 1 << 15
 """Approximate limit on the positions of one prefill pass, padding included, because its memory use grows with them."""
@@ -79,10 +82,12 @@ class TransformersEngine(InProcessEngine[_Request]):
         self.model.set_attn_implementation(decoding.attention)
         self._cache = SlotCache(max_slots)
         self._rows: list[_Row] = []
+        self._weights: Weights | None = None
+        """With joined weights: a copy of the model's present ones."""
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return next(self.model.parameters()).device
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -96,6 +101,7 @@ class TransformersEngine(InProcessEngine[_Request]):
 
     def forget(self) -> None:
         self._cache.forget_all()
+        self._weights = None
         if not self._active:
             self._rows = []
 
@@ -230,7 +236,14 @@ class TransformersEngine(InProcessEngine[_Request]):
         self, rows: torch.Tensor | slice, ids: torch.Tensor, positions: torch.Tensor, kv_length: int
     ) -> torch.Tensor:
         mask = self._cache.begin(rows, positions, kv_length)
-        decoder = self.model.get_decoder()
+        decoder: Any = self.model.get_decoder()
+        # What somebody has added to the model's own forward pass is not left out.
+        if self.decoding.joined and ids.shape[1] == 1 and not decoder._forward_pre_hooks:
+            from plumbob.trainer.inference.transformers import joined
+
+            if self._weights is None or len(self._weights.cos) < self._cache.length:
+                self._weights = joined.Weights.of(self.model, self._cache.length)
+            return joined.decode(self._weights, self._cache, ids, positions, mask)
         return decoder(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self._cache, use_cache=True
         ).last_hidden_state

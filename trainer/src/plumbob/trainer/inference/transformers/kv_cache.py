@@ -142,7 +142,7 @@ class SlotCache:
 
 
 def decode_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -140,6 +140,9 @@ class TransformersEngine(InProcessEngine[_Request]):
         for request in admitted:
             alike.setdefault((request.prompt.tobytes(), _how(request.sampling)), []).append(request)
         rows = list(alike.values())
+        for row in rows:
+            for request in row:
+                request.token_ids, request.logprobs = row[0].token_ids, row[0].logprobs
         self._prefill_beginning([row[0].prompt for row in rows])
         starts = [self._place(row) for row in rows]
         hidden = self._prefill([row[0].slot for row in rows], [row[0].prompt for row in rows], starts)
@@ -254,13 +257,11 @@ class TransformersEngine(InProcessEngine[_Request]):
         return self.decoding.logits(head(hidden).float())
 
     def _draw(self, rows: Sequence[_Row], logits: torch.Tensor) -> None:
-        """Sample one token for each request of `rows` from the rows' logits [B, V].
-
-        Requests that are complete leave, and those of a row that drew different tokens get rows of their own.
-        """
+        """Sample one token for each request of `rows` from the rows' logits [B, V]."""
         groups: dict[tuple[float, float, int, float], list[int]] = {}
         for i, row in enumerate(rows):
             groups.setdefault(_how(row[0].sampling), []).append(i)
+        drawn: list[tuple[_Row, list[int], list[float]]] = []
         for (temperature, top_p, top_k, min_p), members in groups.items():
             part = logits if len(members) == len(rows) else logits[members]
             most = max(len(rows[i]) for i in members)
@@ -271,27 +272,44 @@ class TransformersEngine(InProcessEngine[_Request]):
                 uniforms = np.zeros((len(members), most))
                 for numbers, i in zip(uniforms, members, strict=True):
                     numbers[: len(rows[i])] = [request.random.random() for request in rows[i]]
-                drawn = torch.from_numpy(uniforms).to(part.device)
-                tokens, logprobs = draw(part / temperature, drawn, top_p, top_k, min_p)
-            for i, own, their in zip(members, tokens.tolist(), logprobs.tolist(), strict=True):
-                for request, token, logprob in zip(rows[i], own, their, strict=False):
-                    request.token_ids.append(token)
-                    request.logprobs.append(logprob)
-        for row in rows:
-            self.generated_tokens += len(row)
-            by_token: dict[int, _Row] = {}
-            for request in list(row):
-                s, token = request.sampling, request.token_ids[-1]
-                stopped = token in s.stop_token_ids
-                if stopped or len(request.token_ids) >= s.max_tokens:
+                numbers_on_device = torch.from_numpy(uniforms).to(part.device)
+                tokens, logprobs = draw(part / temperature, numbers_on_device, top_p, top_k, min_p)
+            drawn += zip([rows[i] for i in members], tokens.tolist(), logprobs.tolist(), strict=True)
+        for row, tokens, logprobs in drawn:
+            self._extend(row, tokens[: len(row)], logprobs)
+
+    def _extend(self, row: _Row, tokens: list[int], logprobs: list[float]) -> None:
+        """Give each request of a row the token that it drew. Those that are complete leave.
+
+        The requests of a row have their lists in common, and those with another token than the first get a row of their own.
+        """
+        self.generated_tokens += len(row)
+        first, known = row[0], len(row[0].token_ids)
+        parts: dict[int, _Row] = {}
+        for request, token in zip(row, tokens, strict=True):
+            parts.setdefault(token, []).append(request)
+        for token, part in reversed(
+            parts.items()
+        ):  # the row's first request is in the last part, and until then in its place
+            ids, own = first.token_ids, first.logprobs
+            if part[0] is not first:
+                ids, own = ids[:known], own[:known]
+                for request in part:
+                    request.token_ids, request.logprobs = ids, own
+            ids.append(token)
+            own.append(logprobs[tokens.index(token)])
+            going = []
+            for request in part:
+                stopped = token in request.sampling.stop_token_ids
+                if stopped or known + 1 >= request.sampling.max_tokens:
                     self._leave(request)
                     request.finish("stop" if stopped else "length")
                 else:
-                    by_token.setdefault(token, []).append(request)
-            for other in list(by_token.values())[1:]:
-                for request in other:
+                    going.append(request)
+            if going and part[0] is not first:
+                for request in going:
                     row.remove(request)
-                self._open(other, row[0].slot, other[0].length - 1)
+                self._open(going, first.slot, len(first.prompt) + known)
 
     def _leave(self, request: _Request) -> None:
         """Remove a request. If it was the last of its row, the last row moves into the place of this one.

@@ -1,4 +1,4 @@
-"""One token per row of a tiny model on a CPU, computed with joined weights in a third of the operations.
+"""One token per row of a tiny model on a CPU, computed with joined weights in two thirds of the operations.
 
 What such a model computes in one operation of torch takes less time than to call it. Exactness is measured when the model
 is loaded (decoding.py), and transformers' own classes decode where it is not given.

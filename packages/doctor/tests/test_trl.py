@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,11 @@ trl = pytest.importorskip("trl")
 
 import plumbob.doctor  # noqa: E402
 from datasets import Dataset  # noqa: E402
+from plumbob.doctor.environment.player import Message, Played, Task  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
 from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
-from plumbob.doctor.trl.before import Before, examine, plain  # noqa: E402
+from plumbob.doctor.trl.before import Before, columns_of, examine, plain  # noqa: E402
 from plumbob.doctor.trl.reading import of_folder  # noqa: E402
-from plumbob.doctor.trl.watching import Round  # noqa: E402
 
 pytestmark = pytest.mark.trl
 
@@ -197,6 +199,18 @@ REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")
 """Of what is 7 + 5: two right replies, a wrong one, and a wrong one with the right number in it."""
 
 
+def judged(question: str, replies: tuple[str, ...], earned: tuple[float, ...], before: Before) -> list[Any]:
+    """What is found after each of eight groups of these replies to a question whose answer is 12."""
+    task = Task("7 + 5", "train", {"answer": "12"}, question)
+    answers = Answers(["reward"], len(replies), before)
+    asked = Message("user", question)
+    played = [
+        Played(task, reward, {"reward": reward}, (asked, Message("assistant", text, sampled=True)))
+        for text, reward in zip(replies, map(float, earned), strict=True)
+    ]
+    return [answers.add(played, k) for k in range(8)]
+
+
 @pytest.mark.parametrize(
     ("earned", "pays", "cause"),
     [
@@ -211,14 +225,55 @@ REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")
     ],
 )
 def test_what_right_answers_of_the_run_itself_earn(
-    earned: tuple[float, ...], pays: bool | None, cause: str | None, tmp_path: Path
+    earned: tuple[float, ...], pays: bool | None, cause: str | None
 ) -> None:
-    row = {"prompt": [{"role": "user", "content": "What is 7 + 5?"}], "answer": "12"}
-    answers = Answers(make(tmp_path), Before(columns=["answer"], namers=[True], pays=pays, form="#### {}"))
-    made = Round(0, [row] * 4, completions=list(REPLIES), rewards=np.array(earned, float)[:, None])
-    found = [answers.add(made) for _ in range(8)]
+    before = Before(columns=["answer"], namers=[True], pays=pays, form="#### {}")
+    found = judged("What is 7 + 5?", REPLIES, earned, before)
     assert found[-1].cause == cause
     assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}
+
+
+TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</answer>")
+
+
+@pytest.mark.parametrize(
+    ("question", "earned", "known", "cause"),
+    [
+        ("Reply as <answer>N</answer>.", (1, 1, 0, 1), {"pays": False}, "reward-wrong"),  # min(1, form + right)
+        ("Reply as <answer>N</answer>.", (1.5, 1, 0, 1), {"pays": False}, None),
+        ("Reply as <answer>\\boxed{N}</answer>.", (0.2, 0.2, 0, 0.2), {"pays": False}, None),
+        ("Reply as <answer>N</answer>.", (0, 0, 0, 0), {"pays": True}, "answers-not-parsed"),
+        ("Reply as <answer>N</answer>.", (1, 0, 0, 0), {"pays": True}, None),
+        ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False], "anything": 1.0}, "reward-wrong"),
+        ("What is 7 + 5?", (0, 0, 0, 0), {"columns": [], "namers": [False], "anything": 0.0}, None),
+        ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False]}, None),
+    ],
+)
+def test_a_reward_that_pays_the_form_alone_and_one_that_does_not_read_it(
+    question: str, earned: tuple[float, ...], known: dict[str, Any], cause: str | None
+) -> None:
+    before = Before(**{"columns": ["answer"], "namers": [True], **known})
+    assert judged(question, TAGGED, earned, before)[-1].cause == cause
+
+
+def test_what_a_reward_function_reads() -> None:
+    def literal(completions: list[Any], **_: Any) -> list[float]:
+        return [float(json.loads(text)["answer"] == "12") for text in completions]
+
+    def option(completions: list[Any], language: str = "en", answer: Any = None, **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    def keywords(completions: list[Any], **given: Any) -> list[float]:
+        return [float(a == b) for a, b in zip(given["answer"], given.get("level", []), strict=True)]
+
+    class Judge:
+        def __call__(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+            return [float(one in text) for one, text in zip(columns["answer"], completions, strict=True)]
+
+    functions = [rewards, literal, option, keywords, Judge(), functools.partial(rewards, answer=["12"])]
+    row = {"prompt": "a", "answer": "12", "level": "easy", "language": "en"}
+    columns, namers = columns_of(SimpleNamespace(reward_funcs=functions), row)
+    assert (columns, namers) == (["answer", "level"], [True, False, True, True, True, False])
 
 
 @pytest.mark.slow

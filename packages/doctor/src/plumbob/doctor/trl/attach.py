@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import sys
 import traceback
@@ -23,7 +22,7 @@ from plumbob.doctor.page import lines
 from plumbob.doctor.trl import before, course, settings
 from plumbob.doctor.trl.answers import Answers, Results
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
-from plumbob.doctor.trl.recording import record_of, trained
+from plumbob.doctor.trl.recording import played_of, record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
 from plumbob.doctor.trl.watching import Watch, unchanged_randomness
 from plumbob.doctor.web_page import render
@@ -84,7 +83,7 @@ class Doctor(TrainerCallback):
     def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
         self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
         self._answers: Answers | None = None
-        self._results = Results(trainer)
+        self._results = Results(trainer.tools or ())
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
@@ -101,6 +100,7 @@ class Doctor(TrainerCallback):
         # Scoring again has a part that waits for all processes, which may not all come to it.
         self.watch = Watch(trainer, self.wants, rescore and not self._refused)
         self.watch.gradients_are_complete = lambda: self._gradients()
+        self.watch.model_is_saved = lambda folder: self._saved(folder)
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
         self._exact = {0, 1, new}
         """Steps whose first weights are kept: the first two, and the first with completions of weights that were trained."""
@@ -194,13 +194,18 @@ class Doctor(TrainerCallback):
             return
         self.reading.ended = True
         self._keep()
-        page = render(self.examination, f"plumbob.doctor {self.folder}")
-        (self.folder / PAGE).write_text(page, encoding="utf-8")
         width = shutil.get_terminal_size((80, 24)).columns
         print(
             "\n".join(["", "plumbob.doctor: what was examined of this run", "", *lines(self.examination, width=width)]),
             flush=True,
         )
+
+    @_guarded
+    def _saved(self, folder: str) -> None:
+        """What `save_model` has written, in the course of training or after it."""
+        if self.trainer.accelerator.num_processes == 1 and self.trainer.state.global_step > self.began:
+            self._print(self.reading.add_findings([course.saved(self.trainer, Path(folder))]))
+            self._keep()
 
     # Its work
 
@@ -215,7 +220,7 @@ class Doctor(TrainerCallback):
                 f"Data, rewards and template were not examined before the first step: {type(error).__name__}: {error}"
             )
             self.reading.limits.append(told)
-        self._answers = Answers(self.trainer, known)
+        self._answers = Answers(settings.names_of(self.trainer), self.trainer.num_generations, known)
         self._print(self.reading.add_findings(known.findings))
 
     def _examine(self, step: int, tensors: SampledTensors) -> list[Finding]:
@@ -236,7 +241,10 @@ class Doctor(TrainerCallback):
 
     def _keep(self) -> None:
         """Keep what is known so far, of which the records alone do not tell all."""
-        (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
+        (self.folder / COURSE).write_bytes(self.reading.as_json())
+        if self.reading.ended:
+            page = render(self.examination, f"plumbob.doctor {self.folder}")
+            (self.folder / PAGE).write_text(page, encoding="utf-8")
 
     def _numbers(self, step: int) -> list[Finding]:
         """Take in what is known of a step without a record; returns what is found wrong in it for the first time."""
@@ -251,11 +259,13 @@ class Doctor(TrainerCallback):
         ):
             return []
         began, self._weights = self._weights, self._sample.take()
-        self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
+        played = played_of(self.trainer, made)
+        self._row = {**course.row_of(self.trainer, made, played, began, self._weights, step), **self._change}
         found = []
         if made.step == step:
-            found = [course.alike(self.trainer, made, step), self._answers.add(made), *self._results.add(made)]
-            found += course.ended(self.trainer, made)
+            alone = [one for one, _ in played]
+            found = [course.equal_ones(self.trainer, made, alone, step), self._answers.add(alone, step)]
+            found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)
             self.watch.rescored = None

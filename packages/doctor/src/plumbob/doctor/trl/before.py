@@ -6,10 +6,13 @@ of an environment (`plumbob.doctor.environment.table`) is asked of what they ear
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +20,12 @@ from typing import Any
 import numpy as np
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
-from plumbob.doctor.environment.player import Given, Message, Played, RunSettings, Task, Turn, place_of
+from plumbob.doctor.environment.player import Call, Given, Message, Played, RunSettings, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, strings
-from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHERS, PERFECT, WRONG, Known
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, OTHERS, PERFECT, WRONG, Known
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl.settings import tokenizer_of
+from plumbob.doctor.trl.settings import schemas, tokenizer_of
 
 FORMS = (
     "{}",
@@ -35,14 +38,14 @@ FORMS = (
     "<think>\nThat takes a few steps.\n</think>\n\\boxed{{{}}}",
 )
 """Forms in which reward functions look for an answer."""
-KINDS = (
-    ECHO,
-    WRONG,
-    "the form of an answer without content",
-    "the best constant answer",
-    "other words",
-    "the answer alone",
-)
+SHORT = "the answer without separators and decimals of 0"
+KINDS = {
+    **{
+        kind: CHEAP[kind] for kind in (ECHO, WRONG, "the form of an answer without content", "the best constant answer")
+    },
+    **{kind: OTHERS[kind] for kind in ("other words", "the answer alone")},
+    SHORT: lambda known, i: known.with_answer(i, lambda gold: gold.partition(".")[0].replace(",", "")),
+}
 """Transcripts that are scored beside the right answer and an empty reply."""
 ROUNDED = 0.05
 """Share of the range of rewards within which they count as equal."""
@@ -69,8 +72,10 @@ AGAIN = "completions earn the same when they are scored again, in another order 
 SILENCE = "a right answer earns more than an empty reply"
 EXAMINED = {"not-overpaid", "enough", "apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
-PICTURES, OF_TEXTS = frozenset({"image", "images"}), {"enough", "apart", "near-copies"}
-"""Columns of pictures, which are not read, and rows of the table that compare tasks by all that they say."""
+OF_TEXTS = {"enough", "apart", "near-copies"}
+"""Those of them that compare tasks by all that they say, which a picture's text is not."""
+PICTURE = re.compile(r"\b(Image|Audio|Video)\(")
+"""A column of a data set whose rows would be decoded, as its features name it."""
 
 
 @dataclass
@@ -88,6 +93,8 @@ class Before:
     """The form that is paid most, if it marks the answer."""
     silence: float = 0.0
     """What they pay an empty reply, on average."""
+    anything: float = math.nan
+    """What all reward functions together pay each of the texts that answer nothing, if it is the same; else NaN."""
 
 
 def shown(text: str) -> str:
@@ -114,191 +121,253 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
-    player = Given(train, held_out, RunSettings(taken=taken), code)
-    tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS)]
-    if tasks:
-        matrix = Matrix(player, Hand(tasks, [()] * len(tasks), [""] * len(tasks)))  # ty: ignore[invalid-argument-type]
-        matrix.cells[EMPTY] = {i: _played(task, "", None, ()) for i, task in enumerate(tasks)}
-        found.columns, found.namers = columns_of(trainer, tasks[0].handle)
-        if gold:
-            found.columns, found.namers = [gold], [True] * len(trainer.reward_funcs)
-        if found.columns and score is not None:
-            found.findings += _scored(trainer, matrix, score, found)
-        found.findings += _data(train, found.columns)
-        if player.held_out:
-            held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
-            cells = {EMPTY: {i: _played(task, "", None, ()) for i, task in enumerate(held)}}
-            matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
-        known = EXAMINED - OF_TEXTS if PICTURES & tasks[0].handle.keys() else EXAMINED
-        found.findings += judge(matrix, known)
     found.findings += _settings(args)
-    if tasks:
-        found.findings += _template(trainer, tasks[0])
+    if not train:
+        return
+    player = Given(train, held_out, RunSettings(taken=taken), code)
+    at = chosen(len(train), MOST_TASKS)
+    # Whole rows, with what reward functions may want of them.
+    tasks = [dataclasses.replace(train[i], handle=dict(trainer.train_dataset[i])) for i in at]
+    pictures = bool(tasks[0].handle.keys() - train[0].handle.keys())
+    matrix = _matrix(player, tasks)
+    found.columns, found.namers = columns_of(trainer, tasks[0].handle)
+    if gold:
+        found.columns, found.namers = [gold], [True] * len(trainer.reward_funcs)
+    if score is not None:
+        found.findings += _scored(trainer, matrix, score, found)
+    known = EXAMINED - OF_TEXTS if pictures else EXAMINED
+    if found.columns and not pictures and len(train) >= LEAST_ROWS:
+        copies = _copies(train)
+        found.findings.append(copies)
+        known = known - {"enough"} if copies.cause else known  # one name for one thing
+    found.findings += _column_ends(train, found.columns)
+    if held_out:
+        matrix.held_out = _matrix(player, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
+    found.findings += judge(matrix, known)
+    found.findings += _template(trainer, tasks[0])
 
 
 def _tasks(data: Any, kind: str) -> list[Task]:
-    if data is None:
-        return []
+    """The first rows of a data set, without pictures: one that is read is decoded."""
     if isinstance(data, dict):
         return [task for part in data.values() for task in _tasks(part, kind)]
-    found = []
-    for i in range(min(len(data), MOST_ROWS)) if hasattr(data, "__len__") else ():  # a stream cannot be read twice
-        row = data[i]
-        fields = {
-            name: value for name, value in row.items() if name not in ("prompt", "environment", "images", "image")
-        }
+    if not hasattr(data, "__len__"):  # a stream cannot be read twice
+        return []
+    features = getattr(data, "features", None) or {}
+    seen = [n for n, of in features.items() if n in ("image", "images") or PICTURE.search(str(of))]
+    light = data.remove_columns(seen) if seen and "prompt" not in seen else data
+    most = MOST_TASKS if "prompt" in seen else MOST_ROWS
+    found = list[Task]()
+    for i in range(min(len(light), most)):
+        row = dict(light[i])
+        fields = {name: value for name, value in row.items() if name not in ("prompt", "environment")}
         found.append(
-            Task(f"row {i}", "train" if kind == "train" else "held-out", fields, text_of(row.get("prompt")), dict(row))
+            Task(f"row {i}", "train" if kind == "train" else "held-out", fields, text_of(row.get("prompt")), row)
         )
     return found
+
+
+def _matrix(player: Given, tasks: list[Task]) -> Matrix:
+    hand = Hand(tasks, [()] * len(tasks), [""] * len(tasks))
+    return Matrix(player, hand, {EMPTY: _played(tasks, [""] * len(tasks))})  # ty: ignore[invalid-argument-type]
 
 
 def text_of(prompt: Any) -> str:
     return "\n".join(strings([m.get("content") for m in prompt] if isinstance(prompt, list) else prompt))
 
 
-def _played(task: Task, text: str, parts: np.ndarray | None, names: Sequence[str]) -> Played:
-    prompt = task.handle.get("prompt")
-    given = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    messages = [Message(m["role"], "\n".join(strings(m.get("content")))) for m in given]
-    reward = math.nan if parts is None else float(np.nansum(parts))
-    components = {} if parts is None else dict(zip(names, np.nan_to_num(parts).tolist(), strict=True))
-    return Played(task, reward, components, (*messages, Message("assistant", text, sampled=True)))
+def messages_of(given: Any, role: str = "user", *, sampled: bool = False) -> tuple[Message, ...]:
+    """A prompt or a completion of TRL, which is a text of this role or messages. Tool results have the calls that they answer."""
+    found, calls = list[Message](), list[Call]()
+    said: list[dict[str, Any]] = given if isinstance(given, list) else [{"role": role, "content": given}]
+    for m in said:
+        own = [Call(c["function"]["name"], c["function"]["arguments"]) for c in m.get("tool_calls") or ()]
+        answers = calls.pop(0) if m["role"] == "tool" and calls else None
+        calls += own
+        text = "\n".join(strings(m.get("content")))
+        found.append(Message(m["role"], text, tuple(own), answers, sampled and m["role"] == "assistant"))
+    return tuple(found)
 
 
-def columns_of(trainer: Any, row: dict[str, Any]) -> tuple[list[str], list[bool]]:
+def _played(
+    tasks: Sequence[Task], texts: Iterable[str | None], parts: Any = None, names: Sequence[str] = ()
+) -> dict[int, Played]:
+    """A kind of transcript by number of the task. `texts`: None where there is none. `parts`: [tasks, F] what each earns."""
+    found = {}
+    for i, (task, text) in enumerate(zip(tasks, texts, strict=True)):
+        if text is not None:
+            own = {} if parts is None else dict(zip(names, np.nan_to_num(parts[i]).tolist(), strict=True))
+            said = (*messages_of(task.handle.get("prompt")), Message("assistant", text, sampled=True))
+            found[i] = Played(task, math.nan if parts is None else sum(own.values()), own, said)
+    return found
+
+
+def columns_of(trainer: Any, row: Mapping[str, Any]) -> tuple[list[str], list[bool]]:
     """(columns that reward functions name, of each function whether it does); none if they name a column of lists, too."""
-    # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
-    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
-    named: list[set[str]] = []
-    for function in trainer.reward_funcs:
-        own: set[str] = set()
-        with suppress(TypeError, ValueError, OSError):
-            parameters = set(inspect.signature(function).parameters)
-            if "trainer_state" in parameters:  # what it pays may change in the course of the run
-                named.append(own)
-                continue
-            own |= parameters - GIVEN
-            source = inspect.getsource(function)
-            own |= {name for name in texts if f'"{name}"' in source or f"'{name}'" in source}
-        named.append(own)
+    named = [_names(function) for function in trainer.reward_funcs]
     every = set[str]().union(*named)
     # Numbers to be used or tests to be passed: no text of another column is a right completion by itself.
     if any(isinstance(value, list | dict) for name, value in row.items() if name in every and name != "prompt"):
         return [], [False] * len(named)
+    # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
+    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
     known = [name for name in texts if name in every][:MOST_COLUMNS]
     return known, [bool(own & set(known)) for own in named]
 
 
-def _data(train: list[Task], columns: Sequence[str]) -> list[Finding]:
-    """What the rows say without a reward function."""
+def _names(function: Any) -> set[str]:
+    """The columns that a reward function reads: its parameters, and what it takes from its **keywords by name.
+
+    A default value other than None is that of an option, which no column gives.
+    """
+    own, rest = set[str](), ""
+    with suppress(TypeError, ValueError, OSError, SyntaxError):
+        for name, p in inspect.signature(function).parameters.items():
+            if p.kind is p.VAR_KEYWORD:
+                rest = name
+            elif p.kind is not p.VAR_POSITIONAL and (p.default is p.empty or p.default is None):
+                own.add(name)
+        if "trainer_state" in own:  # what it pays may change in the course of the run
+            return set()
+        own -= GIVEN
+        code = getattr(function, "func", function)  # that of a partial
+        code = inspect.unwrap(code if inspect.isroutine(code) else type(code).__call__)
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code)))):
+            match node:
+                case ast.Subscript(value=ast.Name(id=taken), slice=ast.Constant(value=str(name))) if taken == rest:
+                    own.add(name)
+                case ast.Call(ast.Attribute(ast.Name(id=taken), "get" | "pop"), [ast.Constant(str(name)), *_]) if (
+                    taken == rest
+                ):
+                    own.add(name)
+    return own
+
+
+def _copies(train: Sequence[Task]) -> Finding:
+    different = len({(task.prompt, str(task.fields)) for task in train})
+    told = f"{len(train)} rows, {different} of them different"
+    few = "few-distinct-tasks" if COPIES * different <= len(train) else None
+    return Finding.of("rows of the data differ", (few, told), "tasks")
+
+
+def _column_ends(train: Sequence[Task], columns: Sequence[str]) -> list[Finding]:
+    """Whether the numbers of a column of answers are those that another column, of worked solutions, marks at its end."""
     found = list[Finding]()
-    if columns and len(train) >= LEAST_ROWS and not PICTURES & train[0].handle.keys():
-        different = len({(task.prompt, str(task.fields)) for task in train})
-        few = COPIES * different <= len(train)
-        told = f"{len(train)} rows, {different} of them different"
-        found.append(Finding.of("rows of the data differ", ("few-distinct-tasks" if few else None, told), "tasks"))
     for name in columns:
         for other in [n for n, value in train[0].fields.items() if n != name and isinstance(value, str)]:
             pairs = [(str(task.fields.get(name)).strip(), str(task.fields.get(other))) for task in train]
-            numbers = [(*pair, shown(pair[1])) for pair in pairs]
-            numbers = [one for one in numbers if NUMBER.fullmatch(one[0]) and NUMBER.fullmatch(one[2])]
-            known = [(gold, text, plain(gold) == plain(end)) for gold, text, end in numbers]
-            wrong = [(gold, text) for gold, text, same in known if not same]
+            known = [one for one in pairs if NUMBER.fullmatch(one[0]) and NUMBER.fullmatch(shown(one[1]))]
+            wrong = [(gold, text) for gold, text in known if plain(gold) != plain(shown(text))]
             inside = [gold for gold, text in wrong if places(gold, text)]
             if len(known) < MOST_TASKS:
                 continue
-            told = f"of {len(known)} rows {len(wrong)} have another number in {name!r} than the one that {other!r} marks at its end"
             bad = 2 * len(wrong) > len(known) and len(inside) >= 0.9 * len(wrong)
+            told = f"of {len(known)} rows {len(wrong)} have another number in {name!r} than the one that {other!r} marks at its end"
             told += ", but one that stands elsewhere in it" if bad else ""
             check = f"answers in {name!r} are those at the end of {other!r}"
             found.append(Finding.of(check, ("reward-wrong" if bad else None, told), "grading"))
     return found
 
 
+class _Scores:
+    """What reward functions give texts in place of completions of the tasks."""
+
+    def __init__(self, trainer: Any, tasks: Sequence[Task], score: Any, own: Sequence[bool]) -> None:
+        self.tasks, self.score, self.size, self.names = tasks, score, trainer.num_generations, trainer.reward_func_names
+        self.weights, self.own = trainer.reward_weights.double().cpu().numpy(), np.array(own)
+
+    def __call__(self, kinds: Iterable[Sequence[str | None]], turned: bool = False) -> np.ndarray | None:
+        """[kinds, tasks, F] what they earn. `kinds`: of each kind, a text for each task. A group is filled up with empty replies.
+
+        `turned`: they are scored in the opposite order.
+        """
+        of_tasks = list(zip(*kinds, strict=True))
+        filled = [[text or "" for text in texts] + [""] * (-len(texts) % self.size) for texts in of_tasks]
+        inputs = [task.handle for task, texts in zip(self.tasks, filled, strict=True) for _ in texts]
+        flat, way = [text for texts in filled for text in texts], -1 if turned else 1
+        given = self.score(inputs[::way], flat[::way])
+        if given is None:
+            return None
+        every = (given[::way] * self.weights).reshape(len(self.tasks), len(filled[0]), -1)
+        return every[:, : len(of_tasks[0])].transpose(1, 0, 2)
+
+    def sums(self, given: np.ndarray) -> np.ndarray:
+        """[kinds, tasks] of the reward functions that name a column of answers."""
+        return np.nansum(given * self.own, 2)
+
+
 def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Finding]:
     """Fill the matrix with what transcripts of the tasks earn."""
-    tasks, weights = matrix.hand.tasks, trainer.reward_weights.double().cpu().numpy()
-    columns, own = found.columns, np.array(found.namers)
-
-    if trainer.args.remove_unused_columns:
+    tasks, columns, earned = matrix.hand.tasks, found.columns, _Scores(trainer, matrix.hand.tasks, score, found.namers)
+    if trainer.args.remove_unused_columns and columns:
         told = (
             f"reward functions use {', '.join(map(repr, columns))}, and remove_unused_columns=True keeps it from them"
         )
         return [Finding.of("reward functions get the columns that they use", ("reward-wrong", told), "grading")]
-
-    def earned(texts: Sequence[Sequence[str]], turned: bool = False) -> np.ndarray | None:
-        """[tasks, kinds, F]. `texts`: of each task, one of each kind. A group is filled up with empty replies.
-
-        `turned`: they are scored in the opposite order.
-        """
-        filled = [[*own, *[""] * (-len(own) % trainer.num_generations)] for own in texts]
-        inputs = [task.handle for task, own in zip(tasks, filled, strict=True) for _ in own]
-        flat, way = [text for own in filled for text in own], -1 if turned else 1
-        given = score(inputs[::way], flat[::way])
-        given = given if given is None else given[::way]
-        return None if given is None else (given * weights).reshape(len(tasks), len(filled[0]), -1)[:, : len(texts[0])]
-
     ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
-    asked = [["", *(_said(task, *way) for way in ways)] for task in tasks]
-    first, turned = earned(asked), earned(asked, turned=True)
+    nothing = [[""] * len(tasks), [OTHER_WORDS] * len(tasks), [task.prompt for task in tasks]]
+    asked = nothing + [[_said(task, *way) for task in tasks] for way in ways]
+    first = earned(asked)
+    turned = earned(asked, turned=True) if columns else first
     if first is None or turned is None:
         return []
     if (ordered := order(first, turned, lambda: earned(asked))).verdict == "fail":
         return [ordered]
-    names, sums = trainer.reward_func_names, np.nansum(first * own, 2)
-    matrix.cells[EMPTY] = {i: _played(task, "", first[i, 0], names) for i, task in enumerate(tasks)}
-    lifts = dict(zip(ways, (sums[:, 1:] - sums[:, :1]).mean(0).tolist(), strict=True))
-    best, found.silence = max(lifts, key=lambda way: lifts[way]), float(sums[:, 0].mean())
-    if trainer.tools or trainer.environments is not None:
+    every, sums = np.nansum(first[: len(nothing)], 2), earned.sums(first)
+    found.anything = float(every[0, 0]) if np.ptp(every) <= TOLERANCE else math.nan
+    matrix.cells[EMPTY] = _played(tasks, nothing[0], first[0], earned.names)
+    if not columns or trainer.tools or trainer.environments is not None:
         return []
+    lifts = dict(zip(ways, (sums[len(nothing) :] - sums[0]).mean(1).tolist(), strict=True))
+    best, found.silence = max(lifts, key=lambda way: lifts[way]), float(sums[0].mean())
+    k = len(nothing) + ways.index(best)
     if lifts[best] <= TOLERANCE:
         found.pays = False
-        paid = bool((sums[:, :1] > TOLERANCE).all() and np.isclose(sums[:, ways.index(best) + 1], sums[:, 0]).all())
+        paid = bool((sums[0] > TOLERANCE).all() and np.isclose(sums[k], sums[0]).all())
         told = (
             f"an empty reply earns {found.silence:.3g}, and no text of {', '.join(map(repr, columns))} in any form more"
         )
         return [Finding.of(SILENCE, ("reward-wrong" if paid else None, told), "grading")]
-    hand, k = matrix.hand, ways.index(best) + 1
-    hand.turns = [(Turn(_said(task, *best)),) for task in tasks]
-    hand.golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
-    cells = {PERFECT: {i: _played(t, hand.turns[i][0].text, first[i, k], names) for i, t in enumerate(tasks)}}
+    return _of_kinds(earned, matrix, found, lifts, best, (asked[k], first[k], sums[k], sums[0]))
+
+
+def _of_kinds(
+    earned: _Scores, matrix: Matrix, found: Before, lifts: dict[Any, float], best: Any, paid: tuple[Any, ...]
+) -> list[Finding]:
+    """Beside the texts in the form that is paid `best`, score `KINDS`. `paid`: these texts, what they earn, and an empty reply."""
+    hand, tasks, (texts, parts, most, silence) = matrix.hand, matrix.hand.tasks, paid
+    hand.turns = [(Turn(text),) for text in texts]
+    hand.golds = golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
+    cells = {PERFECT: _played(tasks, texts, parts, earned.names)}
     known = Known(hand, {**matrix.cells, **cells})
-    makes = {kind: {**CHEAP, **OTHERS}[kind] for kind in KINDS}
-    made = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in makes.items()}
-    second = earned([[(own_[i] or (Turn(),))[-1].text for own_ in made.values()] for i in range(len(tasks))])
-    if second is None:
-        hand.golds = [""] * len(tasks)
+    turns = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in KINDS.items()}
+    made = {kind: [own[-1].text if own else None for own in of] for kind, of in turns.items()}
+    hand.golds = [""] * len(tasks)
+    if (second := earned(made.values())) is None:
         return []
-    for j, (kind, turns) in enumerate(made.items()):
-        texts = {i: own_[-1].text for i, own_ in enumerate(turns) if own_}
-        cells[kind] = {i: _played(tasks[i], text, second[i, j], names) for i, text in texts.items()}
-    others = {i: float(np.nansum(second[i, KINDS.index(WRONG)] * own)) for i in cells[WRONG]}
-    found.pays = float(np.mean([sums[i, k] - value for i, value in others.items()])) > TOLERANCE if others else None
-    said = [_worked(hand, lifts, best)] if found.pays is not False else []
-    if all(PADDED.fullmatch(answer) for answer in hand.golds):
-        pairs = [(turns[0].text, answer) for turns, answer in zip(hand.turns, hand.golds, strict=True)]
-        short = earned([[text.replace(answer, answer.partition(".")[0].replace(",", ""))] for text, answer in pairs])
-        lift = math.nan if short is None else float((np.nansum(short * own, 2)[:, 0] - sums[:, 0]).mean())
-        told = (
-            f"{pairs[0][1]!r} earns {lifts[best]:.3g} above an empty reply, without decimals and separators {lift:.3g}"
-        )
+    cells |= {kind: _played(tasks, made[kind], own, earned.names) for kind, own in zip(made, second, strict=True)}
+    sums = dict(zip(made, earned.sums(second), strict=True))
+    # Which of these texts are right is known where that of another row earns less.
+    others = [*cells[WRONG]]
+    found.pays = float((most - sums[WRONG])[others].mean()) > TOLERANCE if others else None
+    said = [_worked(golds, lifts, best)] if found.pays is not False else []
+    if all(PADDED.fullmatch(answer) for answer in golds):
+        lift = float((sums[SHORT] - silence).mean())
+        told = f"{golds[0]!r} earns {lifts[best]:.3g} above an empty reply, without decimals and separators {lift:.3g}"
         cause = "answers-not-parsed" if lift <= 0.1 * lifts[best] else None
-        said.append(
-            Finding.of("whole numbers may be written without decimals and separators", (cause, told), "grading")
-        )
-    if not found.pays:  # which of these texts are right is not known
-        hand.golds = [""] * len(tasks)
+        check = "whole numbers may be written without decimals and separators"
+        said.append(Finding.of(check, (cause, told), "grading"))
+    if not found.pays:
         return said
-    found.form = best[1] if any(mark in best[1] for mark in MARKS) else ""
+    hand.golds, found.form = golds, best[1] if any(mark in best[1] for mark in MARKS) else ""
     matrix.cells |= cells
     asked_for = [mark for mark in MARKS if all(mark in task.prompt for task in tasks)]
     if asked_for:
-        most = max(lift for (_, form, _), lift in lifts.items() if any(mark in form for mark in asked_for))
+        paid_ = max(lift for (_, form, _), lift in lifts.items() if any(mark in form for mark in asked_for))
         told = (
-            f"prompts have {', '.join(asked_for)}, which earns at most {most:.3g}; {best[1]!r} earns {lifts[best]:.3g}"
+            f"prompts have {', '.join(asked_for)}, which earns at most {paid_:.3g}; {best[1]!r} earns {lifts[best]:.3g}"
         )
-        cause = "answers-not-parsed" if most <= TOLERANCE else None
+        cause = "answers-not-parsed" if paid_ <= TOLERANCE else None
         said.append(Finding.of("the form that prompts ask for is paid", (cause, told), "grading"))
     return said
 
@@ -331,10 +400,10 @@ def _said(task: Task, column: str, form: str, last: bool) -> str:
     return form.format(text.split()[-1] if last and text else text)
 
 
-def _worked(hand: Hand, lifts: dict[Any, float], best: Any) -> Finding:
+def _worked(golds: Sequence[str], lifts: Mapping[Any, float], best: Any) -> Finding:
     """A worked solution marks its answer; other long texts, such as a program, may have to be given as they are."""
     check = "a right answer is paid without its worked solution word for word"
-    marked = all(shown(gold) and len(gold.split()) >= LONG for gold in hand.golds)
+    marked = all(shown(gold) and len(gold.split()) >= LONG for gold in golds)
     short = max(lift for (column, _, last), lift in lifts.items() if last and column == best[0])
     told = f"the text of column {best[0]!r} earns {lifts[best]:.3g} above an empty reply, its last word at most {short:.3g}"
     wrong = not best[2] and marked and short <= TOLERANCE
@@ -342,48 +411,63 @@ def _worked(hand: Hand, lifts: dict[Any, float], best: Any) -> Finding:
 
 
 def _template(trainer: Any, task: Task) -> list[Finding]:
-    """What the chat template makes of the first row's prompt."""
-    prompt = task.handle.get("prompt")
-    if not isinstance(prompt, list) or trainer.environment_factories is not None:
+    """What the chat template makes of the first row's prompt, or what is left to do of one that is rendered already."""
+    prompt, tokenizer = task.handle.get("prompt"), tokenizer_of(trainer)
+    if trainer.environment_factories is not None or not tokenizer.chat_template:
         return []
-    from transformers.utils import get_json_schema
+    tools = schemas(trainer) or None
 
-    tokenizer = tokenizer_of(trainer)
-    tools = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()] or None
-    found, names = [], [str(tool["function"]["name"]) for tool in tools or ()]
-    whole, closed = (
-        tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=open_)
-        for open_ in (True, False)
-    )
-    missing = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", whole)]
-    lacks = "prompt-incomplete"
+    def rendered(messages: Any, header: bool = False) -> str:
+        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=header)
+
+    asked = [{"role": "user", "content": REPLY}]
+    # Of the special tokens those that the template writes around a text: others, such as an image's, may stand in a message.
+    special = [t for t in tokenizer.all_special_tokens if len(t) > 2 and t in rendered(asked, True)]
+    if isinstance(prompt, str):
+        return _given_rendered(tokenizer, prompt, special, rendered(asked), rendered(asked, True))
+    found, names = list[Finding](), [str(tool["function"]["name"]) for tool in tools or ()]
+    whole, closed = rendered(prompt, True), rendered(prompt)
+
+    def add(check: str, wrong: Any, told: str) -> None:
+        found.append(Finding.of(check, ("prompt-incomplete" if wrong else None, told), "rows"))
+
     if tools:
-        told = (
-            f"the template's prompt does not name {', '.join(missing)}" if missing else f"it names {', '.join(names)}"
-        )
-        found.append(Finding.of("prompts describe the tools", (lacks if missing else None, told), "rows"))
+        missing = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", whole)]
+        named = f"does not name {', '.join(missing)}" if missing else f"names {', '.join(names)}"
+        add("prompts describe the tools", missing, f"the template's prompt {named}")
     texts = [(m["role"], m.get("content")) for m in prompt if m["role"] in ("system", "user")]
     lost = [role for role, text in texts if isinstance(text, str) and not _holds(whole, text)]
     told = f"messages of {', '.join(dict.fromkeys(lost))} are not in it" if lost else f"{len(texts)} messages are in it"
-    found.append(Finding.of("prompts hold what the messages say", (lacks if lost else None, told), "rows"))
-    reply = tokenizer.apply_chat_template(
-        [*prompt, {"role": "assistant", "content": REPLY}], tools=tools, tokenize=False
-    )
+    add("prompts hold what the messages say", lost, told)
+    reply = rendered([*prompt, {"role": "assistant", "content": REPLY}])
     header = reply.partition(REPLY)[0].removeprefix(closed) if reply.startswith(closed) else ""
-    opens = whole != closed or not header.strip()  # some templates need no header
     told = f"the prompt ends with {whole[-40:]!r}; a turn begins with {header!r}"
-    found.append(Finding.of("the template opens the assistant's turn", (None if opens else lacks, told), "rows"))
-    # Of the special tokens those that the template writes around a text: others, such as an image's, may stand in a message.
-    plain = tokenizer.apply_chat_template(
-        [{"role": "user", "content": REPLY}], tokenize=False, add_generation_prompt=True
-    )
-    special = [token for token in tokenizer.all_special_tokens if len(token) > 2 and token in plain]
+    add("the template opens the assistant's turn", whole == closed and header.strip(), told)  # some need no header
     twice = [token for token in special if any(isinstance(text, str) and token in text for _, text in texts)]
     told = f"of {', '.join(special) or 'no token'} {', '.join(twice) or 'none'} stands in a message"
-    found.append(Finding.of("the template is applied once", (lacks if twice else None, told), "rows"))
+    add("the template is applied once", twice, told)
     if tools:
         found.append(_call(trainer, tokenizer, prompt, tools))
     return found
+
+
+def _given_rendered(tokenizer: Any, prompt: str, special: Sequence[str], closed: str, opened: str) -> list[Finding]:
+    """A prompt that the user has rendered. `closed`, `opened`: a turn of the user by the template, without and with a header."""
+    end, header = closed.rpartition(REPLY)[2].strip(), opened.removeprefix(closed).strip()
+    if not end or not header or not any(token in prompt for token in special):
+        return []  # a text that is to be gone on with, or a template without these
+    lacks = prompt.rstrip().endswith(end)
+    told = f"the prompt ends with {prompt[-40:]!r}; the template opens a turn with {header!r}"
+    start, first = str(tokenizer.bos_token or ""), tokenizer(prompt)["input_ids"][:2]
+    twice = bool(start) and first == [tokenizer.bos_token_id] * 2
+    both = f"the prompt begins with {prompt[:20]!r}, and its ids with {first}"
+    return [
+        Finding.of(check, ("prompt-incomplete" if wrong else None, said), "rows")
+        for check, wrong, said in (
+            ("prompts that are rendered open the assistant's turn", lacks, told),
+            ("prompts that are rendered begin with one start token", twice, both),
+        )
+    ]
 
 
 FEW_TOKENS = 0.1

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from plumbob.doctor import record as records
+from plumbob.doctor.environment.player import Played, Task
 from plumbob.doctor.measuring import numbers
-from plumbob.doctor.trl.settings import settings_of
-from plumbob.doctor.trl.watching import Microbatch, Round, Turn, Watch, loss_mask, token_weights
+from plumbob.doctor.trl.before import messages_of, text_of
+from plumbob.doctor.trl.settings import names_of, schemas, settings_of
+from plumbob.doctor.trl.watching import ROW, Microbatch, Round, Turn, Watch, loss_mask, token_weights
 
 
 def trained(trainer: Any) -> dict[str, torch.nn.Parameter]:
@@ -27,24 +29,23 @@ def trained(trainer: Any) -> dict[str, torch.nn.Parameter]:
 def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) -> records.StepRecord:
     """The record of step `step` (from 0), which has just been taken."""
     trainer, made = watch.trainer, watch.round
-    made = made and replace(made, output=on_cpu(made.output))
     record = records.StepRecord(step, settings_of(trainer, step), trainer=f"trl {version('trl')}")
     if made is None or not made.output:
         return record
-    record.tools = [tools] if (tools := _schemas(trainer)) else []
+    made = replace(made, output=send_to_device(made.output, "cpu"))
+    record.tools = [tools] if (tools := schemas(trainer)) else []
     fresh = made.step == step  # else weights of earlier steps have sampled them
-    played = [_rollout(trainer, made, i, bool(tools), fresh) for i in range(len(made.inputs))]
-    record.rollouts, record.rows = played, _rows(trainer, made)
+    record.rollouts = [_rollout(trainer, made, i, bool(tools), fresh) for i in range(len(made.inputs))]
+    record.rows = _rows(trainer, made)
     update = records.Update(tensors=list(tensors), norm=math.sqrt(sum(t.gradient_norm**2 for t in tensors)))
     update.trial = next((one.trial for one in watch.microbatches if one.trial is not None), None)
-    left = _keys(made.output)
     for k, one in enumerate(watch.microbatches):
-        one = replace(one, inputs=on_cpu(one.inputs), logprobs=on_cpu(one.logprobs), slopes=on_cpu(one.slopes))
+        one = replace(one, **send_to_device({n: getattr(one, n) for n in ("inputs", "logprobs", "slopes")}, "cpu"))
         weights = token_weights(trainer, one.inputs, made)
-        for j, (key, own) in enumerate(zip(_keys(one.inputs).elements(), weights, strict=True)):
-            row = left.take(key, float(one.inputs["advantages"][j].float().mean()))
-            update.members.append(row)
-            if (given := _trained_row(record, row, k, j, one, own)) is not None:
+        rows = one.inputs[ROW].tolist() if ROW in one.inputs else [-1] * len(weights)
+        update.members += rows
+        for j, row in enumerate(rows):
+            if (given := _trained_row(record, row, k, j, one, weights[j])) is not None:
                 update.trained.append(given)
     record.updates.append(update)
     for row in () if fresh else record.rows:
@@ -57,38 +58,6 @@ def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) 
     return record
 
 
-def on_cpu(given: Any) -> Any:
-    """The same with its tensors on the host: one transfer for each, not one for each row."""
-    if isinstance(given, torch.Tensor):
-        return given.detach().cpu()
-    if isinstance(given, Mapping):
-        return {name: on_cpu(value) for name, value in given.items()}
-    return [on_cpu(one) for one in given] if isinstance(given, list) else given
-
-
-class _keys:
-    """Rows of padded tensors by their content: the loss is given the same rows in another order."""
-
-    def __init__(self, inputs: Mapping[str, Any]) -> None:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1).numpy()
-        self._keys = [row.tobytes() for row in ids]
-        self._places: dict[bytes, list[tuple[int, float]]] = defaultdict(list)
-        for i, (key, advantage) in enumerate(zip(self._keys, inputs["advantages"], strict=True)):
-            self._places[key].append((i, float(advantage.float().mean())))
-
-    def elements(self) -> Sequence[bytes]:
-        return self._keys
-
-    def take(self, key: bytes, advantage: float) -> int:
-        """Index of a row of this content, each once, one with the same advantage first; -1 if there is none."""
-        places = self._places.get(key, [])
-        place = min(places, key=lambda one: abs(one[1] - advantage), default=None)
-        if place is None:
-            return -1
-        places.remove(place)
-        return place[0]
-
-
 def _trained_row(
     record: records.StepRecord, row: int, k: int, j: int, one: Microbatch, weights: torch.Tensor
 ) -> records.TrainedRow | None:
@@ -97,7 +66,7 @@ def _trained_row(
         return None
     whole = record.rows[row].loss_mask
     at = torch.zeros(one.logprobs.shape[1], dtype=torch.bool)
-    length = int(len(whole) - _first(one.inputs["prompt_mask"][j]))
+    length = int(len(whole) - one.inputs["prompt_mask"][j].sum())
     at[:length] = torch.from_numpy(whole[len(whole) - length :])
 
     def column(tensor: torch.Tensor | None) -> np.ndarray | None:
@@ -124,12 +93,8 @@ def _trained_row(
     )
 
 
-def _first(prompt_mask: torch.Tensor) -> int:
-    return int(prompt_mask.sum())
-
-
 def _rows(trainer: Any, made: Round) -> list[records.Row]:
-    output, names = made.output, list(trainer.reward_func_names)
+    output, names = made.output, names_of(trainer)
     masks, size, rows = loss_mask(output).cpu(), trainer.num_generations, []
     for i in range(len(made.inputs)):
         prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
@@ -168,6 +133,27 @@ def reward_of(trainer: Any, made: Round, i: int) -> tuple[list[float], float]:
     return np.nan_to_num(own).tolist(), float(np.nansum(own)) if not np.isnan(own).all() else math.nan
 
 
+def played_of(trainer: Any, made: Round) -> list[tuple[Played, bool]]:
+    """The completions as rollouts of the tasks that their prompts are, each with whether a limit has cut it off."""
+    most, found = (
+        max(map(len, made.ids), default=0),
+        [],
+    )  # what ends earlier without an end token is cut off by no limit
+    for i, row in enumerate(made.inputs):
+        parts, reward = reward_of(trainer, made, i)
+        completion = made.completions[i] if i < len(made.completions) else ""
+        said = messages_of(completion, "assistant", sampled=True)
+        task = Task(f"{i // trainer.num_generations}", "train", row, text_of(row.get("prompt")))
+        own, failure = (
+            dict(zip(names_of(trainer), parts, strict=False)),
+            None if math.isfinite(reward) else "not-finite",
+        )
+        ids = made.ids[i] if i < len(made.ids) else []
+        one = Played(task, reward, own, (*messages_of(row.get("prompt")), *said), failure)
+        found.append((one, cut_off(trainer, ids) and len(ids) == most))
+    return found
+
+
 def cut_off(trainer: Any, ids: Sequence[int]) -> bool:
     ends = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
     return bool(ids) and ids[-1] not in ends
@@ -184,7 +170,7 @@ def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> rec
         name=str(i),
         task=json.dumps(made.inputs[i].get("prompt"), sort_keys=True, default=str),
         reward=reward,
-        rewards=dict(zip(trainer.reward_func_names, parts, strict=True)) if parts else {},
+        rewards=dict(zip(names_of(trainer), parts, strict=True)) if parts else {},
         requests=_requests(trainer, made, i) if fresh else [],
         messages=messages,
         tools=0 if tools else -1,
@@ -240,12 +226,3 @@ def _goes_on(turn: Turn, found: Sequence[records.Request], made: Round, i: int) 
         return both[: len(whole)] == whole[: len(both)]
 
     return next((at for at in places if has(at)), None)
-
-
-def _schemas(trainer: Any) -> list[dict[str, Any]]:
-    """The tools, as chat templates take them."""
-    from transformers.utils import get_json_schema
-
-    if getattr(trainer, "environment_factories", None) is not None:
-        return []
-    return [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()]

@@ -23,19 +23,10 @@ REDUCTIONS: dict[str, Any] = {
 Stage = Callable[[Examined], Outcome | list[Outcome]]
 
 
-STAGES: tuple[Stage, ...] = (
-    stages.prompts,
-    stages.rows,
-    stages.engine_logprobs,
-    stages.trainer_logprobs,
-    stages.draws,
-    stages.pairing,
-    stages.advantage,
-    stages.reference_policy,
-    stages.slopes,
-    stages.gradient,
-    stages.trained_tensors,
-    stages.update,
+STAGES: tuple[Stage, ...] = tuple(
+    stage
+    for stage in stages.STAGES
+    if stage not in (stages.weights, stages.corrections, stages.served, stages.known_change)
 )
 """Stages of a record of TRL, in the order of the data. TRL states no weight of a single token: its slope is compared."""
 ADAMW = ("adamw_torch", "adamw_torch_fused")
@@ -207,6 +198,21 @@ def tokenizer_of(trainer: Any) -> Any:
     if trainer.chat_template_kwargs:
         tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **trainer.chat_template_kwargs)
     return tokenizer
+
+
+def names_of(trainer: Any) -> list[str]:
+    """The names of the reward functions. Two of one name have a number as well."""
+    names = list(trainer.reward_func_names)
+    return [name if names.count(name) == 1 else f"{name} {k}" for k, name in enumerate(names, 1)]
+
+
+def schemas(trainer: Any) -> list[dict[str, Any]]:
+    """The tools, as chat templates take them. Environments have others for each task."""
+    from transformers.utils import get_json_schema
+
+    if getattr(trainer, "environment_factories", None) is not None:
+        return []
+    return [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()]
 
 
 OTHERS = ("trl.", "transformers.", "builtins", "torch.", "abc", "typing")

@@ -21,6 +21,9 @@ from plumbob.doctor.trl.before import order
 from plumbob.doctor.trl.settings import narrowing
 from trl import GRPOTrainer
 
+ROW = "plumbob_row"
+"""Key of what the loss is given: the number of each row before they are shuffled."""
+
 
 @dataclass
 class Turn:
@@ -74,6 +77,7 @@ class Watch:
         self.round: Round | None = None
         self.microbatches: list[Microbatch] = []
         self.gradients_are_complete: Callable[..., None] = lambda: None
+        self.model_is_saved: Callable[[str], None] = lambda folder: None
         self.rescored: Finding | None = None
         """Whether the same completions earn the same if they are scored among others."""
         self._rescore = rescore
@@ -86,6 +90,7 @@ class Watch:
             "compute_loss": self._loss,
             "_get_per_token_logps_and_entropies": self._logprobs,
             "training_step": self._pass,
+            "save_model": self._save,
         }
         for name, wrapper in wrappers.items():
             setattr(trainer, name, functools.partial(wrapper, getattr(trainer, name)))
@@ -101,8 +106,8 @@ class Watch:
         if not self.trainer.model.training:
             return original(inputs, *rest, **more)
         self.round = Round(self.trainer.state.global_step, [dict(one) for one in inputs])
-        self.round.output = original(inputs, *rest, **more)
-        return self.round.output
+        output = self.round.output = original(inputs, *rest, **more)
+        return {**output, ROW: torch.arange(len(output["completion_ids"]), device=output["completion_ids"].device)}
 
     def _generate(self, original: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
         result = original(prompts, *rest, **more)
@@ -134,7 +139,11 @@ class Watch:
             own = type(self.trainer)._calculate_rewards is not GRPOTrainer._calculate_rewards
             if self._rescore and not own and not more and self.trainer.environments is None:
                 self._rescore = False
-                with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
+                with (
+                    self._without_logs(),
+                    unchanged_randomness(),
+                    suppress(Exception),
+                ):  # a reward function raises what it likes
                     # Groups stay whole: a reward may compare within one.
                     half = len(given[0]) // self.trainer.num_generations // 2 * self.trainer.num_generations
                     parts = [part for part in (slice(half), slice(half, None)) if given[0][part]]
@@ -149,13 +158,8 @@ class Watch:
         return None
 
     @contextmanager
-    def _without_trace(self) -> Generator[None]:
-        """What reward functions log in this context is forgotten, and what they draw at random."""
-        with self._without_logs(), unchanged_randomness():
-            yield
-
-    @contextmanager
     def _without_logs(self) -> Generator[None]:
+        """What reward functions log in this context is forgotten."""
         names = ("_pending_metrics", "_pending_extra_logs")
         kept = {name: {k: list(v) for k, v in getattr(self.trainer, name).items()} for name in names}
         try:
@@ -168,15 +172,20 @@ class Watch:
     def score(self, inputs: Any, texts: list[str]) -> np.ndarray | None:
         """[B, F] what reward functions give texts as completions of these rows; None if one of them raises.
 
-        Random numbers are drawn on from call to call, so that a reward by chance is not taken for one by the order.
+        They are given as many at once as in training, and whole groups. Random numbers are drawn on from call to call, so that a
+        reward by chance is not taken for one by the order.
         """
-        trainer = self.trainer
-        talks = isinstance(inputs[0]["prompt"], list)
+        trainer, args, found = self.trainer, self.trainer.args, []
+        talks, size = isinstance(inputs[0]["prompt"], list), trainer.num_generations
+        most = max(args.per_device_train_batch_size * args.steps_per_generation // size, 1) * size
         said = [[{"role": "assistant", "content": text}] if talks else text for text in texts]
         ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(texts)["input_ids"]]
         with self._without_logs(), suppress(Exception):  # a reward function raises what it likes
-            rows = copy.deepcopy(inputs)
-            return values(GRPOTrainer._calculate_rewards(trainer, rows, [row["prompt"] for row in rows], said, ids))
+            for part in (slice(start, start + most) for start in range(0, len(texts), most)):
+                rows = copy.deepcopy(inputs[part])
+                prompts = [row["prompt"] for row in rows]
+                found.append(values(GRPOTrainer._calculate_rewards(trainer, rows, prompts, said[part], ids[part])))
+            return np.concatenate(found)
         return None
 
     # Loss and gradient
@@ -207,6 +216,11 @@ class Watch:
         result = original(*given, **more)
         if self.trainer.accelerator.sync_gradients and self.now:
             self.gradients_are_complete()
+        return result
+
+    def _save(self, original: Any, output_dir: Any = None, *rest: Any, **more: Any) -> Any:
+        result = original(output_dir, *rest, **more)
+        self.model_is_saved(output_dir or self.trainer.args.output_dir)
         return result
 
     def _trial(self, loss: Any, model: Any, one: Microbatch) -> LossTrial:

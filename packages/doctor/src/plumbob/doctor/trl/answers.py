@@ -28,8 +28,9 @@ LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
 ROUNDS = 3
 """Fewest generations after which a reward that has never differed is judged."""
-FEW, SHARE = 5, 0.1
-"""Fewest wrong answers that are paid in full, and their smallest share of all wrong ones."""
+FEW, SHARE, MOST = 5, 0.1, 0.8
+"""Fewest wrong answers that are paid in full, and their smallest share of all wrong ones; and smallest share of right answers
+in the form that prompts ask for that must earn nothing."""
 LITTLE = 0.05
 """Share of what the form of an answer earns that a right one may earn beside it and still be nothing."""
 
@@ -185,7 +186,7 @@ class Answers:
         in_form, wrong = [r for r in right if r.form], [r for r in t.replies if r.wrong]
         if told := self._only_form(in_form, [r for r in wrong if r.form], max((r.own for r in t.replies), default=0.0)):
             return told, "reward-wrong"
-        for of_form, share in (([r for r in right if r.alone], 0.5), ([r for r in in_form if r.asked], 1.0)):
+        for of_form, share in (([r for r in right if r.alone], 0.5), ([r for r in in_form if r.asked], MOST)):
             unpaid = sum(r.own <= self.before.silence + TOLERANCE for r in of_form)
             if pays and unpaid >= max(LEAST, share * len(of_form)):
                 told = f"{unpaid} of {len(of_form)} completions with the right answer, {of}, in the form that is asked for or paid"

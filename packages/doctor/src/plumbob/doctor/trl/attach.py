@@ -82,7 +82,8 @@ class Doctor(TrainerCallback):
 
     def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
         self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
-        self._answers: Answers | None = None
+        unknown = before.Before(namers=[False] * len(trainer.reward_funcs))
+        self._answers = Answers(settings.names_of(trainer), trainer.num_generations, unknown)
         self._results = Results(trainer.tools or ())
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
@@ -92,9 +93,7 @@ class Doctor(TrainerCallback):
             self.reading.limits = [self._refused]
         self.reading.folder, self.reading.places = folder, settings.places(trainer)
         self.reading.options = {trial.option: getattr(args, trial.option) for trial in TRIALS.values()}
-        self.reading.options["lr_scheduler_type"] = str(
-            getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-        )
+        self.reading.options["lr_scheduler_type"] = settings.text_of(args.lr_scheduler_type)
         if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
             self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
         # Scoring again has a part that waits for all processes, which may not all come to it.
@@ -138,10 +137,8 @@ class Doctor(TrainerCallback):
         self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
         self.folder.mkdir(parents=True, exist_ok=True)
         if not trained(self.trainer):
-            said = "no parameter of the model requires a gradient"
-            self.reading.found.append(
-                Finding("the run trains a part of its model", "fail", said, "no-gradient", "gradient", 1)
-            )
+            told = "no-gradient", "no parameter of the model requires a gradient"
+            self.reading.found.append(Finding.of("the run trains a part of its model", told, "gradient"))
             self._print(self.reading.found)
             self._refused = "Steps were not recorded: nothing is trained."
             self.reading.limits.append(self._refused)
@@ -173,14 +170,11 @@ class Doctor(TrainerCallback):
     @_guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step = state.global_step - 1
-        new: list[Finding] = []
         if self.wants(step) and self._tensors is not None:
             with unchanged_randomness():
-                new = self._examine(step, self._tensors)
-        self._snapshot = self._tensors = None
-        self.watch.microbatches = []
-        new += self._numbers(step)
-        self._print(new)
+                self._print(self._examine(step, self._tensors))
+        self._snapshot, self._tensors, self.watch.microbatches = None, None, []
+        self._print(self._numbers(step))
 
     @_guarded
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -195,10 +189,8 @@ class Doctor(TrainerCallback):
         self.reading.ended = True
         self._keep()
         width = shutil.get_terminal_size((80, 24)).columns
-        print(
-            "\n".join(["", "plumbob.doctor: what was examined of this run", "", *lines(self.examination, width=width)]),
-            flush=True,
-        )
+        print("\nplumbob.doctor: what was examined of this run\n")
+        print("\n".join(lines(self.examination, width=width)), flush=True)
 
     @_guarded
     def _saved(self, folder: str) -> None:
@@ -211,15 +203,13 @@ class Doctor(TrainerCallback):
 
     def _examine_before(self) -> None:
         score = self.watch.score if self.rescore and self.trainer.environments is None and not self._refused else None
-        known = before.Before(namers=[False] * len(self.trainer.reward_funcs))
+        known = self._answers.before
         try:
             with unchanged_randomness():
                 before.examine(self.trainer, score, self.gold, known)
         except Exception as error:  # data, templates and reward functions are the user's own
-            told = (
-                f"Data, rewards and template were not examined before the first step: {type(error).__name__}: {error}"
-            )
-            self.reading.limits.append(told)
+            why = f"{type(error).__name__}: {error}"
+            self.reading.limits.append(f"Data, rewards and template were not examined before the first step: {why}")
         self._answers = Answers(settings.names_of(self.trainer), self.trainer.num_generations, known)
         self._print(self.reading.add_findings(known.findings))
 
@@ -249,14 +239,7 @@ class Doctor(TrainerCallback):
     def _numbers(self, step: int) -> list[Finding]:
         """Take in what is known of a step without a record; returns what is found wrong in it for the first time."""
         made = self.watch.round
-        if (
-            self._refused
-            or self._sample is None
-            or self._answers is None
-            or made is None
-            or made.rewards is None
-            or not made.output
-        ):
+        if self._refused or self._sample is None or made is None or made.rewards is None or not made.output:
             return []
         began, self._weights = self._weights, self._sample.take()
         played = played_of(self.trainer, made)

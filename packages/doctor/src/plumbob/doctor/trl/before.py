@@ -25,7 +25,8 @@ from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, strings
 from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, OTHERS, PERFECT, WRONG, Known
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl.settings import schemas, tokenizer_of
+from plumbob.doctor.stages import DROPOUT
+from plumbob.doctor.trl.settings import dropout, schemas, tokenizer_of
 
 FORMS = (
     "{}",
@@ -121,7 +122,7 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
-    found.findings += _settings(args)
+    found.findings += _settings(trainer)
     if not train:
         return
     player = Given(train, held_out, RunSettings(taken=taken), code)
@@ -281,15 +282,22 @@ class _Scores:
 
         `turned`: they are scored in the opposite order.
         """
-        of_tasks = list(zip(*kinds, strict=True))
-        filled = [[text or "" for text in texts] + [""] * (-len(texts) % self.size) for texts in of_tasks]
-        inputs = [task.handle for task, texts in zip(self.tasks, filled, strict=True) for _ in texts]
-        flat, way = [text for texts in filled for text in texts], -1 if turned else 1
-        given = self.score(inputs[::way], flat[::way])
-        if given is None:
+        of_tasks, size = list(zip(*kinds, strict=True)), self.size
+        filled = [[text or "" for text in texts] + [""] * (-len(texts) % size) for texts in of_tasks]
+        starts = range(0, len(filled[0]), size)
+        # As in training, the groups of one call are of different prompts.
+        every = [
+            (task, text)
+            for k in starts
+            for task, own in zip(self.tasks, filled, strict=True)
+            for text in own[k : k + size]
+        ]
+        way = -1 if turned else 1
+        inputs, texts = ([one[which] for one in every[::way]] for which in (0, 1))
+        if (given := self.score([task.handle for task in inputs], texts)) is None:
             return None
-        every = (given[::way] * self.weights).reshape(len(self.tasks), len(filled[0]), -1)
-        return every[:, : len(of_tasks[0])].transpose(1, 0, 2)
+        earned = (given[::way] * self.weights).reshape(len(starts), len(filled), size, -1)
+        return earned.transpose(0, 2, 1, 3).reshape(-1, len(filled), len(self.weights))[: len(of_tasks[0])]
 
     def sums(self, given: np.ndarray) -> np.ndarray:
         """[kinds, tasks] of the reward functions that name a column of answers."""
@@ -488,7 +496,8 @@ ALTERS: dict[str, Any] = {
 as top_p, are settings of the trainer."""
 
 
-def _settings(args: Any) -> list[Finding]:
+def _settings(trainer: Any) -> list[Finding]:
+    args, dropped = trainer.args, dropout(trainer)
     asked = {"repetition_penalty": args.repetition_penalty, **(args.generation_kwargs or {})}
     given = {k: v for k, v in asked.items() if k in ALTERS and v not in (None, [], {}, ALTERS[k])}
     told = ", ".join(f"{name}={value}" for name, value in given.items())
@@ -498,7 +507,12 @@ def _settings(args: Any) -> list[Finding]:
     decay = args.learning_rate * args.weight_decay
     taken = f"weight_decay x learning_rate takes {decay:.2g} of all weights away in a step"
     few = "signal-left-out" if args.top_entropy_quantile < FEW_TOKENS else None
+    much = [name for name, share_ in dropped.items() if name == "the model" or share_ > DROPOUT]
+    random = (
+        ", ".join(f"{name} drops {share_:g} of its activations" for name, share_ in dropped.items()) or "nothing is"
+    )
     return [
+        Finding.of("little is dropped at random", ("dropout-in-training" if much else None, random), "logprobs"),
         Finding.of(drawn, ("sampling-altered" if given else None, told), "sampling"),
         Finding.of(
             "weight decay keeps the weights", ("learning-rate-too-high" if decay > DECAY else None, taken), "optimizer"

@@ -21,7 +21,7 @@ from plumbob.doctor.saved import alike
 from plumbob.doctor.saved import numbers as numbers_of
 from plumbob.doctor.trl.before import tolerance
 from plumbob.doctor.trl.recording import cut_off, trained
-from plumbob.doctor.trl.settings import narrowing
+from plumbob.doctor.trl.settings import narrowing, text_of
 from plumbob.doctor.trl.watching import Round
 
 LOGGED = {
@@ -90,9 +90,7 @@ def row_of(
         "optimizer/update_rms": float(np.sqrt(np.mean(moved**2))),
         "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(before), 1e-30)),
     }
-    if str(getattr(trainer.args.optim, "value", trainer.args.optim)).startswith(
-        "adam"
-    ):  # others may leave weights as they are
+    if text_of(trainer.args.optim).startswith("adam"):  # others may leave weights as they are
         row["optimizer/moved_share"] = float((moved != 0).mean())
         row["optimizer/still_tensors"] = float((moved == 0).all(1).mean())
     if trainer.tools:

@@ -96,18 +96,6 @@ class Reading:
             result = stage(x)
         assert isinstance(result, stages.Outcome)
         if (
-            result.verdict == "fail"
-            and x.live
-            and x.live.drops()
-            and stage in (stages.engine_logprobs, stages.trainer_logprobs)
-        ):
-            if 0 < x.record.settings.lora_dropout <= stages.DROPOUT:
-                return stages.Outcome(
-                    result.stage, result.check, "not examined", evidence="the adapter's dropout moves them"
-                )
-            if not result.what:  # TRL drops while it generates, too
-                result.cause, result.what = "dropout-in-training", "dropout while completions are generated"
-        if (
             result.cause == "engine-trainer-mismatch"
             and stage is stages.trainer_logprobs
             and not result.what

@@ -15,9 +15,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+from plumbob.doctor.environment.grading import CHEAP_EARNS
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Call, Given, Message, Played, RunSettings, Task, Turn, place_of
@@ -41,10 +43,8 @@ FORMS = (
 """Forms in which reward functions look for an answer."""
 SHORT = "the answer without separators and decimals of 0"
 KINDS = {
-    **{
-        kind: CHEAP[kind] for kind in (ECHO, WRONG, "the form of an answer without content", "the best constant answer")
-    },
-    **{kind: OTHERS[kind] for kind in ("other words", "the answer alone")},
+    **{kind: CHEAP[kind] for kind in (WRONG, "the form of an answer without content", "the best constant answer")},
+    "the answer alone": OTHERS["the answer alone"],
     SHORT: lambda known, i: known.with_answer(i, lambda gold: gold.partition(".")[0].replace(",", "")),
 }
 """Transcripts that are scored beside the right answer and an empty reply."""
@@ -144,7 +144,9 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     found.findings += _column_ends(train, found.columns)
     if held_out:
         matrix.held_out = _matrix(player, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
-    found.findings += judge(matrix, known)
+    # Where the prompt sent back is paid, what is wrong may be the prompt.
+    echoed = [*matrix.shares(ECHO).values()]
+    found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > CHEAP_EARNS else known)
     found.findings += _template(trainer, tasks[0])
 
 
@@ -313,7 +315,11 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         )
         return [Finding.of("reward functions get the columns that they use", ("reward-wrong", told), "grading")]
     ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
-    nothing = [[""] * len(tasks), [OTHER_WORDS] * len(tasks), [task.prompt for task in tasks]]
+    nothing = [
+        [""] * len(tasks),
+        [OTHER_WORDS] * len(tasks),
+        [messages_of(t.handle.get("prompt"))[-1].text for t in tasks],
+    ]
     asked = nothing + [[_said(task, *way) for task in tasks] for way in ways]
     first = earned(asked)
     turned = earned(asked, turned=True) if columns else first
@@ -323,7 +329,8 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         return [ordered]
     every, sums = np.nansum(first[: len(nothing)], 2), earned.sums(first)
     found.anything = float(every[0, 0]) if np.ptp(every) <= TOLERANCE else math.nan
-    matrix.cells[EMPTY] = _played(tasks, nothing[0], first[0], earned.names)
+    for kind, texts, parts in zip((EMPTY, "other words", ECHO), nothing, first, strict=False):
+        matrix.cells[kind] = _played(tasks, texts, parts, earned.names)
     if not columns or trainer.tools or trainer.environments is not None:
         return []
     lifts = dict(zip(ways, (sums[len(nothing) :] - sums[0]).mean(1).tolist(), strict=True))

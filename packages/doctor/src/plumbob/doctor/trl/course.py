@@ -130,7 +130,7 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
     return found
 
 
-SAVED = "the saved model is the trained one"
+SAVED = "what save_model writes is the trained model"
 COMPARED, ULPS = 8, 4
 """Tensors of a saved model that are compared, and units in the last place by which a merged one may differ."""
 

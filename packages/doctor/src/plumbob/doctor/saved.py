@@ -43,8 +43,9 @@ def examination(path: Path) -> Examination:
     matrix = Matrix(Given(tasks), hand)  # ty: ignore[invalid-argument-type]
     matrix.cells["saved"] = dict(enumerate(one for one, _ in rollouts))
     matrix.cells[EMPTY] = {i: Played(one.task, 0.0, messages=one.opening) for i, one in enumerate(first.values())}
-    x = Examination("the environment", "the model")
-    x.add("environment", *judge(matrix, EXAMINED), alike(_transcripts(one for one, _ in rollouts)))
+    x, ok = Examination("the environment", "the model"), [one for one, _ in rollouts if one.ok]
+    equal = alike(((one.task.key, *((m.role, m.text, str(m.calls)) for m in one.messages)), one.reward) for one in ok)
+    x.add("environment", *judge(matrix, EXAMINED), equal)
     # The table of trends reads steps: tasks are dealt out to as many as it waits for.
     number = {key: i for i, key in enumerate(first)}
     parts = [[one for one in rollouts if number[one[0].task.key] % WINDOW == k] for k in range(min(WINDOW, len(tasks)))]
@@ -53,7 +54,7 @@ def examination(path: Path) -> Examination:
     found = judge_numbers(rows, Plan(group_size=size, limits={"limit": "a limit"}), patience=len(rows)).findings()
     known = [finding for finding in found if finding.verdict != "unsure" and finding.check != OF_TRAINING]
     x.add("trends", *(dataclasses.replace(finding, step=None) for finding in known))
-    mean = statistics.fmean(one.reward for one, _ in rollouts if one.ok) if any(one.ok for one, _ in rollouts) else 0.0
+    mean = statistics.fmean(one.reward for one in ok) if ok else 0.0
     x.notes.append(f"{len(rollouts)} rollouts of {len(tasks)} tasks, mean reward {mean:.3f}.")
     return x
 
@@ -89,12 +90,6 @@ def _played(trace: dict[str, Any]) -> tuple[Played, bool]:
     error = f"{errors[-1]['type']}: {errors[-1]['message']}"[:300] if errors else ""
     long = [call.get("finish_reason") for call in trace.get("calls") or () if not call.get("error")][-1:] == ["length"]
     return Played(task, reward, parts, messages, failure, error), long or trace.get("stop_condition") in CUT
-
-
-def _transcripts(rollouts: Iterable[Played]) -> Iterator[tuple[Any, float]]:
-    for one in rollouts:
-        if one.ok:
-            yield (one.task.key, *((m.role, m.text, str(m.calls)) for m in one.messages)), one.reward
 
 
 def alike(earned: Iterable[tuple[Any, float]], room: float = TOLERANCE, step: int | None = None) -> Finding:

@@ -28,9 +28,8 @@ LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
 ROUNDS = 3
 """Fewest generations after which a reward that has never differed is judged."""
-FEW, SHARE, MOST = 5, 0.1, 0.8
-"""Fewest wrong answers that are paid in full, and their smallest share of all wrong ones; and smallest share of right answers
-in the form that prompts ask for that must earn nothing."""
+FEW, SHARE = 5, 0.1
+"""Fewest wrong answers that are paid in full, and their smallest share of all wrong ones."""
 LITTLE = 0.05
 """Share of what the form of an answer earns that a right one may earn beside it and still be nothing."""
 
@@ -52,12 +51,10 @@ class Reply:
     total: float
     own: float
     """What the reward functions that name the column give."""
-    asked: bool
-    """Whether its prompt asks for marks of a form."""
     form: bool
-    """Whether it has all of these."""
-    alone: bool
-    """Whether it is right and ends in the very text that is paid alone."""
+    """Whether it has all marks of a form that its prompt asks for."""
+    due: bool
+    """Whether it has these, or, where none are asked for, ends in the very text that is paid alone."""
     wrong: bool
     """Whether it marks a whole number that is neither the answer nor that of another column."""
     inside: bool
@@ -122,24 +119,13 @@ class Answers:
         tally.formless += not wanted and not ASKS.search(prompt)
         others = {plain(str(value)) for name, value in row.items() if name in self.tallies and name != column}
         for one in group:
-            answer, right = shown(one.last), said(one.last, gold) == plain(gold)
+            answer, text = shown(one.last), one.last.rstrip()
+            right, form = said(text, gold) == plain(gold), all(mark in text for mark in wanted)
             whole = answer.isdigit() and gold.isdigit() and plain(answer) not in others
-            alone = bool(self.before.form) and one.last.rstrip().endswith(self.before.form.format(gold))
             own = sum(one.components.get(name, 0.0) for name in self.namers)
-            form = all(mark in one.last for mark in wanted)
-            tally.replies.append(
-                Reply(
-                    self.groups,
-                    right,
-                    one.reward,
-                    own,
-                    bool(wanted),
-                    form,
-                    right and alone,
-                    whole and not right,
-                    gold in one.last,
-                )
-            )
+            due = form and bool(wanted or (self.before.form and text.endswith(self.before.form.format(gold))))
+            wrong, inside = whole and not right, gold in text
+            tally.replies.append(Reply(self.groups, right, one.reward, own, form, due, wrong, inside))
 
     def _told(self) -> tuple[Any, str, str | None]:
         """(verdict, evidence, cause)"""
@@ -186,11 +172,10 @@ class Answers:
         in_form, wrong = [r for r in right if r.form], [r for r in t.replies if r.wrong]
         if told := self._only_form(in_form, [r for r in wrong if r.form], max((r.own for r in t.replies), default=0.0)):
             return told, "reward-wrong"
-        for of_form, share in (([r for r in right if r.alone], 0.5), ([r for r in in_form if r.asked], MOST)):
-            unpaid = sum(r.own <= self.before.silence + TOLERANCE for r in of_form)
-            if pays and unpaid >= max(LEAST, share * len(of_form)):
-                told = f"{unpaid} of {len(of_form)} completions with the right answer, {of}, in the form that is asked for or paid"
-                return f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"
+        due = [r.own <= self.before.silence + TOLERANCE for r in right if r.due]
+        if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
+            told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or paid"
+            return f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"
         best = max((r.own for r in right), default=-np.inf)
         paid, less = ([r.inside for r in wrong if (r.own >= best - TOLERANCE) is way] for way in (True, False))
         if pays and len(paid) >= max(FEW, SHARE * len(wrong)) and all(paid) and not any(less):

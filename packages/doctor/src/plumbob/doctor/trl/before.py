@@ -26,7 +26,7 @@ from plumbob.doctor.environment.player import Call, Given, Message, Played, RunS
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, strings
 from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, OTHERS, PERFECT, WRONG, Known
-from plumbob.doctor.findings import Finding
+from plumbob.doctor.findings import Finding, Stage
 from plumbob.doctor.stages import DROPOUT
 from plumbob.doctor.trl.settings import dropout, schemas, tokenizer_of
 
@@ -98,6 +98,11 @@ class Before:
     """What all reward functions together pay each of the texts that answer nothing, if it is the same; else NaN."""
 
 
+def _finding(check: str, cause: str, wrong: object, told: str, stage: Stage = "grading") -> Finding:
+    """A failure for this cause if something is `wrong`, else a pass."""
+    return Finding.of(check, (cause if wrong else None, told), stage)
+
+
 def shown(text: str) -> str:
     """The last answer that a text marks; "" if it marks none."""
     found = MARKED.findall(text)
@@ -138,9 +143,10 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
         found.findings += _scored(trainer, matrix, score, found)
     known = EXAMINED - OF_TEXTS if pictures else EXAMINED
     if found.columns and not pictures and len(train) >= LEAST_ROWS:
-        copies = _copies(train)
-        found.findings.append(copies)
-        known = known - {"enough"} if copies.cause else known  # one name for one thing
+        different = len({(task.prompt, str(task.fields)) for task in train})
+        few, told = COPIES * different <= len(train), f"{len(train)} rows, {different} of them different"
+        found.findings.append(_finding("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
+        known = known - {"enough"} if few else known  # one name for one thing
     found.findings += _column_ends(train, found.columns)
     if held_out:
         matrix.held_out = _matrix(player, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
@@ -246,13 +252,6 @@ def _names(function: Any) -> set[str]:
     return own
 
 
-def _copies(train: Sequence[Task]) -> Finding:
-    different = len({(task.prompt, str(task.fields)) for task in train})
-    told = f"{len(train)} rows, {different} of them different"
-    few = "few-distinct-tasks" if COPIES * different <= len(train) else None
-    return Finding.of("rows of the data differ", (few, told), "tasks")
-
-
 def _column_ends(train: Sequence[Task], columns: Sequence[str]) -> list[Finding]:
     """Whether the numbers of a column of answers are those that another column, of worked solutions, marks at its end."""
     found = list[Finding]()
@@ -268,7 +267,7 @@ def _column_ends(train: Sequence[Task], columns: Sequence[str]) -> list[Finding]
             told = f"of {len(known)} rows {len(wrong)} have another number in {name!r} than the one that {other!r} marks at its end"
             told += ", but one that stands elsewhere in it" if bad else ""
             check = f"answers in {name!r} are those at the end of {other!r}"
-            found.append(Finding.of(check, ("reward-wrong" if bad else None, told), "grading"))
+            found.append(_finding(check, "reward-wrong", bad, told))
     return found
 
 
@@ -310,10 +309,8 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
     """Fill the matrix with what transcripts of the tasks earn."""
     tasks, columns, earned = matrix.hand.tasks, found.columns, _Scores(trainer, matrix.hand.tasks, score, found.namers)
     if trainer.args.remove_unused_columns and columns:
-        told = (
-            f"reward functions use {', '.join(map(repr, columns))}, and remove_unused_columns=True keeps it from them"
-        )
-        return [Finding.of("reward functions get the columns that they use", ("reward-wrong", told), "grading")]
+        told = f"{', '.join(map(repr, columns))}: remove_unused_columns=True keeps it from them"
+        return [_finding("reward functions get the columns that they use", "reward-wrong", True, told)]
     ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
     nothing = [
         [""] * len(tasks),
@@ -339,10 +336,8 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
     if lifts[best] <= TOLERANCE:
         found.pays = False
         paid = bool((sums[0] > TOLERANCE).all() and np.isclose(sums[k], sums[0]).all())
-        told = (
-            f"an empty reply earns {found.silence:.3g}, and no text of {', '.join(map(repr, columns))} in any form more"
-        )
-        return [Finding.of(SILENCE, ("reward-wrong" if paid else None, told), "grading")]
+        told = f"an empty reply earns {found.silence:.3g}, no text of {', '.join(map(repr, columns))} in any form more"
+        return [_finding(SILENCE, "reward-wrong", paid, told)]
     return _of_kinds(earned, matrix, found, lifts, best, (asked[k], first[k], sums[k], sums[0]))
 
 
@@ -369,21 +364,17 @@ def _of_kinds(
     if all(PADDED.fullmatch(answer) for answer in golds):
         lift = float((sums[SHORT] - silence).mean())
         told = f"{golds[0]!r} earns {lifts[best]:.3g} above an empty reply, without decimals and separators {lift:.3g}"
-        cause = "answers-not-parsed" if lift <= 0.1 * lifts[best] else None
         check = "whole numbers may be written without decimals and separators"
-        said.append(Finding.of(check, (cause, told), "grading"))
+        said.append(_finding(check, "answers-not-parsed", lift <= 0.1 * lifts[best], told))
     if not found.pays:
         return said
     hand.golds, found.form = golds, best[1] if any(mark in best[1] for mark in MARKS) else ""
     matrix.cells |= cells
     asked_for = [mark for mark in MARKS if all(mark in task.prompt for task in tasks)]
     if asked_for:
-        paid_ = max(lift for (_, form, _), lift in lifts.items() if any(mark in form for mark in asked_for))
-        told = (
-            f"prompts have {', '.join(asked_for)}, which earns at most {paid_:.3g}; {best[1]!r} earns {lifts[best]:.3g}"
-        )
-        cause = "answers-not-parsed" if paid_ <= TOLERANCE else None
-        said.append(Finding.of("the form that prompts ask for is paid", (cause, told), "grading"))
+        most = max(lift for (_, form, _), lift in lifts.items() if any(mark in form for mark in asked_for))
+        told = f"{', '.join(asked_for)} of the prompts earns at most {most:.3g}; {best[1]!r} earns {lifts[best]:.3g}"
+        said.append(_finding("the form that prompts ask for is paid", "answers-not-parsed", most <= TOLERANCE, told))
     return said
 
 
@@ -422,7 +413,7 @@ def _worked(golds: Sequence[str], lifts: Mapping[Any, float], best: Any) -> Find
     short = max(lift for (column, _, last), lift in lifts.items() if last and column == best[0])
     told = f"the text of column {best[0]!r} earns {lifts[best]:.3g} above an empty reply, its last word at most {short:.3g}"
     wrong = not best[2] and marked and short <= TOLERANCE
-    return Finding.of(check, ("answers-not-parsed" if wrong else None, told), "grading")
+    return _finding(check, "answers-not-parsed", wrong, told)
 
 
 def _template(trainer: Any, task: Task) -> list[Finding]:
@@ -438,14 +429,25 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
     asked = [{"role": "user", "content": REPLY}]
     # Of the special tokens those that the template writes around a text: others, such as an image's, may stand in a message.
     special = [t for t in tokenizer.all_special_tokens if len(t) > 2 and t in rendered(asked, True)]
-    if isinstance(prompt, str):
-        return _given_rendered(tokenizer, prompt, special, rendered(asked), rendered(asked, True))
     found, names = list[Finding](), [str(tool["function"]["name"]) for tool in tools or ()]
-    whole, closed = rendered(prompt, True), rendered(prompt)
 
     def add(check: str, wrong: Any, told: str) -> None:
-        found.append(Finding.of(check, ("prompt-incomplete" if wrong else None, told), "rows"))
+        found.append(_finding(check, "prompt-incomplete", wrong, told, "rows"))
 
+    if isinstance(prompt, str):
+        end, header = (
+            rendered(asked).rpartition(REPLY)[2].strip(),
+            rendered(asked, True).removeprefix(rendered(asked)).strip(),
+        )
+        if end and header and any(token in prompt for token in special):  # else a text that is to be gone on with
+            first = tokenizer(prompt)["input_ids"][:2]
+            told = f"the prompt ends with {prompt[-40:]!r}; the template opens a turn with {header!r}"
+            add("prompts that are rendered open the assistant's turn", prompt.rstrip().endswith(end), told)
+            twice = bool(tokenizer.bos_token) and first == [tokenizer.bos_token_id] * 2
+            told = f"the prompt begins with {prompt[:20]!r}, and its ids with {first}"
+            add("prompts that are rendered begin with one start token", twice, told)
+        return found
+    whole, closed = rendered(prompt, True), rendered(prompt)
     if tools:
         missing = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", whole)]
         named = f"does not name {', '.join(missing)}" if missing else f"names {', '.join(names)}"
@@ -462,43 +464,21 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
     told = f"of {', '.join(special) or 'no token'} {', '.join(twice) or 'none'} stands in a message"
     add("the template is applied once", twice, told)
     if tools:
-        found.append(_call(trainer, tokenizer, prompt, tools))
+        found.append(_call(trainer, prompt, tools, rendered))
     return found
-
-
-def _given_rendered(tokenizer: Any, prompt: str, special: Sequence[str], closed: str, opened: str) -> list[Finding]:
-    """A prompt that the user has rendered. `closed`, `opened`: a turn of the user by the template, without and with a header."""
-    end, header = closed.rpartition(REPLY)[2].strip(), opened.removeprefix(closed).strip()
-    if not end or not header or not any(token in prompt for token in special):
-        return []  # a text that is to be gone on with, or a template without these
-    lacks = prompt.rstrip().endswith(end)
-    told = f"the prompt ends with {prompt[-40:]!r}; the template opens a turn with {header!r}"
-    start, first = str(tokenizer.bos_token or ""), tokenizer(prompt)["input_ids"][:2]
-    twice = bool(start) and first == [tokenizer.bos_token_id] * 2
-    both = f"the prompt begins with {prompt[:20]!r}, and its ids with {first}"
-    return [
-        Finding.of(check, ("prompt-incomplete" if wrong else None, said), "rows")
-        for check, wrong, said in (
-            ("prompts that are rendered open the assistant's turn", lacks, told),
-            ("prompts that are rendered begin with one start token", twice, both),
-        )
-    ]
 
 
 FEW_TOKENS = 0.1
 """Share of the tokens below which top_entropy_quantile leaves hardly a signal: half of the 0.2 of arXiv:2506.01939."""
 DECAY = 0.01
 """Share of the weights that decay may take away in a step: usual settings take 1e-9 to 1e-5."""
-ALTERS: dict[str, Any] = {
-    **dict.fromkeys(("min_new_tokens", "min_tokens", "min_length", "no_repeat_ngram_size", "presence_penalty"), 0),
-    **dict.fromkeys(("frequency_penalty", "epsilon_cutoff", "eta_cutoff"), 0),
-    **dict.fromkeys(("bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), None),
-    **dict.fromkeys(
-        ("logit_bias", "allowed_token_ids", "forced_bos_token_id", "forced_eos_token_id", "penalty_alpha"), None
-    ),
-    **dict.fromkeys(("typical_p", "repetition_penalty", "encoder_repetition_penalty", "num_beams"), 1),
-    "do_sample": True,
+_NEUTRAL = {
+    0: "min_new_tokens min_tokens min_length no_repeat_ngram_size presence_penalty frequency_penalty epsilon_cutoff eta_cutoff",
+    1: "typical_p repetition_penalty encoder_repetition_penalty num_beams do_sample",
+    None: "bad_words bad_words_ids suppress_tokens begin_suppress_tokens sequence_bias logit_bias allowed_token_ids "
+    "forced_bos_token_id forced_eos_token_id penalty_alpha",
 }
+ALTERS = {name: value for value, names in _NEUTRAL.items() for name in names.split()}
 """Arguments of generate() and of vLLM that change how tokens are drawn, each with the value with which it does not. Others, such
 as top_p, are settings of the trainer."""
 
@@ -509,22 +489,18 @@ def _settings(trainer: Any) -> list[Finding]:
     given = {k: v for k, v in asked.items() if k in ALTERS and v not in (None, [], {}, ALTERS[k])}
     told = ", ".join(f"{name}={value}" for name, value in given.items())
     told = f"{told}: tokens are drawn otherwise than training computes" if given else "nothing does"
-    drawn = "nothing but the settings of training decides how tokens are drawn"
     share = f"top_entropy_quantile={args.top_entropy_quantile:g}, the share of the tokens, the least certain ones, that is trained"
     decay = args.learning_rate * args.weight_decay
     taken = f"weight_decay x learning_rate takes {decay:.2g} of all weights away in a step"
-    few = "signal-left-out" if args.top_entropy_quantile < FEW_TOKENS else None
-    much = [name for name, share_ in dropped.items() if name == "the model" or share_ > DROPOUT]
-    random = (
-        ", ".join(f"{name} drops {share_:g} of its activations" for name, share_ in dropped.items()) or "nothing is"
-    )
+    much = any(name == "the model" or of > DROPOUT for name, of in dropped.items())
+    random = ", ".join(f"{name} drops {of:g} of its activations" for name, of in dropped.items()) or "nothing is"
+    drawn = "nothing but the settings of training decides how tokens are drawn"
+    deciding, few = "enough of the deciding tokens are trained", args.top_entropy_quantile < FEW_TOKENS
     return [
-        Finding.of("little is dropped at random", ("dropout-in-training" if much else None, random), "logprobs"),
-        Finding.of(drawn, ("sampling-altered" if given else None, told), "sampling"),
-        Finding.of(
-            "weight decay keeps the weights", ("learning-rate-too-high" if decay > DECAY else None, taken), "optimizer"
-        ),
-        Finding.of("enough of the deciding tokens are trained", (few, share), "sampling"),
+        _finding("little is dropped at random", "dropout-in-training", much, random, "logprobs"),
+        _finding(drawn, "sampling-altered", given, told, "sampling"),
+        _finding("weight decay keeps the weights", "learning-rate-too-high", decay > DECAY, taken, "optimizer"),
+        _finding(deciding, "signal-left-out", few, share, "sampling"),
     ]
 
 
@@ -533,7 +509,7 @@ def _holds(whole: str, text: str) -> bool:
     return "".join(text.split())[:60] in "".join(whole.split())
 
 
-def _call(trainer: Any, tokenizer: Any, prompt: Any, tools: list[Any]) -> Finding:
+def _call(trainer: Any, prompt: Any, tools: list[Any], rendered: Callable[..., str]) -> Finding:
     """A tool call as the template writes it is read as the same call."""
     from trl.chat_template_utils import parse_response
 
@@ -544,14 +520,14 @@ def _call(trainer: Any, tokenizer: Any, prompt: Any, tools: list[Any]) -> Findin
     call = {"type": "function", "function": {"name": tool["name"], "arguments": arguments}}
     said = [*prompt, {"role": "assistant", "content": "", "tool_calls": [call]}]
     try:
-        start = tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=True)
-        text = tokenizer.apply_chat_template(said, tools=tools, tokenize=False)
+        start, text = rendered(prompt, True), rendered(said)
         if not text.startswith(start):
             return Finding(check, "unsure", "the template writes earlier turns otherwise", None, "tools")
-        ids, prefix = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[len(start) :], start))
+        parts = (text[len(start) :], start)
+        ids, prefix = (trainer._tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts)
         read = parse_response(trainer._tokenizer, ids, prefix=prefix, tools=tools).get("tool_calls") or []
     except Exception as error:  # templates and parsers raise what they like
         return Finding(check, "unsure", f"{type(error).__name__}: {error}", None, "tools")
     same = [(one["function"]["name"], one["function"]["arguments"]) for one in read] == [(tool["name"], arguments)]
     told = f"of {text[len(start) :].strip()[:80]!r} {'it' if same else 'no such call'} is read"
-    return Finding.of(check, (None if same else "calls-not-read", told), "tools")
+    return _finding(check, "calls-not-read", not same, told, "tools")

@@ -95,12 +95,8 @@ class Reading:
         with x.plain.having(adapter) if x.plain and adapter else contextlib.nullcontext():
             result = stage(x)
         assert isinstance(result, stages.Outcome)
-        if (
-            result.cause == "engine-trainer-mismatch"
-            and stage is stages.trainer_logprobs
-            and not result.what
-            and x.live
-        ):
+        unexplained = result.cause == "engine-trainer-mismatch" and not result.what
+        if unexplained and stage is stages.trainer_logprobs and x.live:
             rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in (x.record.rows[i] for i in x.drawn[:6])]
             if x.live.pads_wrongly(rows, result.limit):
                 result.cause, result.what = "attention-or-positions-wrong", "padding that changes what a row computes"
@@ -110,8 +106,7 @@ class Reading:
         """Take in findings about rewards; returns failures of checks that did not fail before."""
         place = self.places.get("grading", "")
         found = [
-            dataclasses.replace(f, place=f.place or (place if f.stage == "grading" else "")) if f.cause else f
-            for f in found
+            dataclasses.replace(f, place=f.place or place) if f.cause and f.stage == "grading" else f for f in found
         ]
         known = {f.check for f in self.grading if f.cause}
         self.grading += found
@@ -121,10 +116,9 @@ class Reading:
         """Take in the numbers of a step; returns what they refute for the first time."""
         return [self._in_words(finding) for finding in self.trends.add(row)]
 
-    def broken(self, why: str) -> list[Finding]:
+    def broken(self, why: str) -> None:
         """A record could not be compared."""
         self.found.append(Finding("a recorded step can be computed again", "error", why, None, "logprobs"))
-        return []
 
     def examination(self) -> Examination:
         x = Examination("the script", "the model", remedies=REMEDIES if self.of_trl else {})
@@ -151,9 +145,8 @@ class Reading:
 
     def as_json(self) -> bytes:
         """What no record says, for `of_folder`."""
-        return KEPT.dump_json(
-            dataclasses.replace(self, found=merged(self.found), grading=merged(self.grading)), indent=1
-        )
+        once = dataclasses.replace(self, found=merged(self.found), grading=merged(self.grading))
+        return KEPT.dump_json(once, indent=1)
 
 
 KEPT = TypeAdapter(Reading)

@@ -69,33 +69,29 @@ def _trained_row(
     length = int(len(whole) - one.inputs["prompt_mask"][j].sum())
     at[:length] = torch.from_numpy(whole[len(whole) - length :])
 
-    def column(tensor: torch.Tensor | None) -> np.ndarray | None:
-        return None if tensor is None else numbers(tensor.cpu().expand(at.shape)[at])
+    def column(tensor: torch.Tensor) -> np.ndarray:
+        return numbers(tensor.expand(at.shape)[at])
 
-    own, old = one.logprobs[j], one.inputs.get("old_per_token_logps")
-    reference, corrections = (one.inputs.get(name) for name in ("ref_per_token_logps", "importance_sampling_ratio"))
-    values = [
-        column(tensor)
-        for tensor in (
-            one.inputs["advantages"][j],
-            weights,
-            own,
-            own if old is None else old[j],
-            torch.ones(1) if corrections is None else corrections[j],
-        )
-    ]
+    def given(name: str) -> np.ndarray | None:
+        return None if one.inputs.get(name) is None else column(one.inputs[name][j])
+
+    own, old, ratio = column(one.logprobs[j]), given("old_per_token_logps"), given("importance_sampling_ratio")
     return records.TrainedRow(
         row,
         k,
-        *values,  # ty: ignore[invalid-argument-type]
-        reference_logprobs=None if reference is None else column(reference[j]),
+        advantages=column(one.inputs["advantages"][j]),
+        weights=column(weights),
+        logprobs=own,
+        old_logprobs=own if old is None else old,
+        corrections=np.ones_like(own) if ratio is None else ratio,
+        reference_logprobs=given("ref_per_token_logps"),
         slopes=column(one.slopes[0][j]) if one.slopes else None,
     )
 
 
 def _rows(trainer: Any, made: Round) -> list[records.Row]:
-    output, names = made.output, names_of(trainer)
-    masks, size, rows = loss_mask(output).cpu(), trainer.num_generations, []
+    output, rows = made.output, list[records.Row]()
+    masks, size = loss_mask(output), trainer.num_generations
     for i in range(len(made.inputs)):
         prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
         ids, counted = output["completion_ids"][i].tolist(), masks[i]
@@ -117,7 +113,7 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
                 loss_mask=np.array([False] * len(prompt) + counted[:length].tolist(), bool),
                 reward=reward,
                 advantage=float(output["advantages"][i].float().mean()),
-                rewards=dict(zip(names, parts, strict=True)) if parts else {},
+                rewards=parts,
                 truncated=cut_off(trainer, sampled),
                 sampling_logprobs=None if sampling is None else numbers(sampling[i][: len(counted)][counted]),
             )
@@ -125,31 +121,25 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
     return rows
 
 
-def reward_of(trainer: Any, made: Round, i: int) -> tuple[list[float], float]:
+def reward_of(trainer: Any, made: Round, i: int) -> tuple[dict[str, float], float]:
     """(weighted components, sum) of a completion's reward; NaN if no reward function gave one."""
     if made.rewards is None:
-        return [], math.nan
+        return {}, math.nan
     own = made.rewards[i] * made.reward_weights
-    return np.nan_to_num(own).tolist(), float(np.nansum(own)) if not np.isnan(own).all() else math.nan
+    parts = dict(zip(names_of(trainer), np.nan_to_num(own).tolist(), strict=True))
+    return parts, math.nan if np.isnan(own).all() else float(np.nansum(own))
 
 
 def played_of(trainer: Any, made: Round) -> list[tuple[Played, bool]]:
     """The completions as rollouts of the tasks that their prompts are, each with whether a limit has cut it off."""
-    most, found = (
-        max(map(len, made.ids), default=0),
-        [],
-    )  # what ends earlier without an end token is cut off by no limit
+    most = max(map(len, made.ids), default=0)  # what ends earlier without an end token is cut off by no limit
+    found = list[tuple[Played, bool]]()
     for i, row in enumerate(made.inputs):
         parts, reward = reward_of(trainer, made, i)
-        completion = made.completions[i] if i < len(made.completions) else ""
-        said = messages_of(completion, "assistant", sampled=True)
+        completion, ids = (of[i] if i < len(of) else "" for of in (made.completions, made.ids))
+        messages = (*messages_of(row.get("prompt")), *messages_of(completion, "assistant", sampled=True))
         task = Task(f"{i // trainer.num_generations}", "train", row, text_of(row.get("prompt")))
-        own, failure = (
-            dict(zip(names_of(trainer), parts, strict=False)),
-            None if math.isfinite(reward) else "not-finite",
-        )
-        ids = made.ids[i] if i < len(made.ids) else []
-        one = Played(task, reward, own, (*messages_of(row.get("prompt")), *said), failure)
+        one = Played(task, reward, parts, messages, None if math.isfinite(reward) else "not-finite")
         found.append((one, cut_off(trainer, ids) and len(ids) == most))
     return found
 
@@ -170,7 +160,7 @@ def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> rec
         name=str(i),
         task=json.dumps(made.inputs[i].get("prompt"), sort_keys=True, default=str),
         reward=reward,
-        rewards=dict(zip(names_of(trainer), parts, strict=True)) if parts else {},
+        rewards=parts,
         requests=_requests(trainer, made, i) if fresh else [],
         messages=messages,
         tools=0 if tools else -1,

@@ -104,16 +104,9 @@ def rate(args: Any, num_steps: int, step: int) -> float:
     from transformers import get_scheduler
 
     unused = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
-    schedule = get_scheduler(
-        args.lr_scheduler_type,
-        unused,
-        num_warmup_steps=args.get_warmup_steps(num_steps),
-        num_training_steps=num_steps,
-        scheduler_specific_kwargs=args.lr_scheduler_kwargs or None,
-    )
-    functions = getattr(
-        schedule, "lr_lambdas", None
-    )  # all but a few of transformers' schedules are functions of the step
+    warmup, more = args.get_warmup_steps(num_steps), args.lr_scheduler_kwargs or None
+    schedule = get_scheduler(args.lr_scheduler_type, unused, warmup, num_steps, more)
+    functions = getattr(schedule, "lr_lambdas", None)  # all but a few of these schedules are functions of the step
     return args.learning_rate * functions[0](step) if functions else float("nan")
 
 
@@ -121,19 +114,19 @@ def refusal(trainer: Any) -> str | None:
     """Why steps of this trainer are not recorded at all; None if they are."""
     args, kind = trainer.args, str(trainer.accelerator.distributed_type)
     generated = args.steps_per_generation * args.num_iterations
+    multiple = "steps_per_generation x num_iterations is no multiple of gradient_accumulation_steps"
     for applies, why in (
         (trainer.accelerator.num_processes > 1, "training in several processes"),
         (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, f"training with {kind.rpartition('.')[2]}"),
         (args.fp16, "training with fp16, which scales gradients"),
         (trainer._is_vlm, "a model that reads images"),
         (
-            generated % args.gradient_accumulation_steps != 0,
-            "completions that are generated more than once in an optimizer step (steps_per_generation x num_iterations is no "
-            "multiple of gradient_accumulation_steps)",
+            bool(generated % args.gradient_accumulation_steps),
+            f"more than one generation in an optimizer step: {multiple}",
         ),
     ):
         if applies:
-            return f"Steps are not recorded: {why} is not supported yet."
+            return f"Steps are not recorded, because this is not supported yet: {why}."
     return None
 
 
@@ -167,10 +160,8 @@ def unseen(trainer: Any) -> tuple[list[str], set[Stage]]:
     }
     other = ", ".join(name for name, on in loss_options.items() if on)
     elsewhere = trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
-    several, other_optimizer = (
-        args.multi_objective_aggregation,
-        trainer.optimizer is not None or text_of(args.optim) not in ADAMW,
-    )
+    several = args.multi_objective_aggregation
+    other_optimizer = trainer.optimizer is not None or text_of(args.optim) not in ADAMW
     frozen = config is None and any(not p.requires_grad for p in model.parameters())
     drawn, scored = {stages.engine_logprobs, stages.draws}, {stages.engine_logprobs, stages.trainer_logprobs}
     of_weights = {stages.gradient, stages.trained_tensors}

@@ -139,23 +139,14 @@ class Watch:
             own = type(self.trainer)._calculate_rewards is not GRPOTrainer._calculate_rewards
             if self._rescore and not own and not more and self.trainer.environments is None:
                 self._rescore = False
-                with (
-                    self._without_logs(),
-                    unchanged_randomness(),
-                    suppress(Exception),
-                ):  # a reward function raises what it likes
-                    # Groups stay whole: a reward may compare within one.
+                # A reward function raises what it likes. Groups stay whole: a reward may compare within one.
+                with self._without_logs(), unchanged_randomness(), suppress(Exception):
                     half = len(given[0]) // self.trainer.num_generations // 2 * self.trainer.num_generations
                     parts = [part for part in (slice(half), slice(half, None)) if given[0][part]]
                     turned = np.concatenate([values(original(*(one[p][::-1] for one in given)).flip(0)) for p in parts])
-                    found = order(values(rewards), turned, lambda: self._again(original, given))
+                    found = order(values(rewards), turned, lambda: values(original(*given)))
                     self.rescored = replace(found, step=None if found.verdict == "pass" else 1)
         return rewards
-
-    def _again(self, original: Any, given: Any) -> np.ndarray | None:
-        with suppress(Exception):
-            return values(original(*given))
-        return None
 
     @contextmanager
     def _without_logs(self) -> Generator[None]:
@@ -237,10 +228,8 @@ class Watch:
         def scores(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
             return own, torch.zeros_like(own), None
 
-        kept, metrics = (
-            dict(vars(trainer)),
-            {m: {n: list(v) for n, v in of.items()} for m, of in trainer._metrics.items()},
-        )
+        kept = dict(vars(trainer))
+        metrics = {mode: {name: list(v) for name, v in of.items()} for mode, of in trainer._metrics.items()}
         trainer._get_per_token_logps_and_entropies = scores
         try:
             with unchanged_randomness(), torch.enable_grad():

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from plumbob.doctor import record as records
 from plumbob.doctor import trends
 from plumbob.doctor.confirm import TRIALS
@@ -96,13 +97,14 @@ class Doctor(TrainerCallback):
         self.reading.options["lr_scheduler_type"] = settings.text_of(args.lr_scheduler_type)
         if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
             self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
-        # Scoring again has a part that waits for all processes, which may not all come to it.
-        self.watch = Watch(trainer, self.wants, rescore and not self._refused)
+        self.watch = Watch(trainer, lambda: self._kept, rescore and not self._refused)
         self.watch.gradients_are_complete = lambda: self._gradients()
         self.watch.model_is_saved = lambda folder: self._saved(folder)
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
         self._exact = {0, 1, new}
         """Steps whose first weights are kept: the first two, and the first with completions of weights that were trained."""
+        self._kept = False
+        """Whether the step that is under way is recorded: the same on every process, whatever fails on one."""
         self._snapshot: Snapshot | None = None
         self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
@@ -150,12 +152,14 @@ class Doctor(TrainerCallback):
 
     @_guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        [self._refused] = broadcast_object_list([self._refused])
+        self._kept = self.wants(state.global_step)
         self._print(self._take_row())
         self.watch.microbatches, self._tensors, self._change = [], None, {}
         if self._sample is None and not self._refused:
             self._sample = course.WeightSample(self.trainer)
             self._weights = self._sample.take()
-        exact = self.wants(state.global_step) and state.global_step - self.began in self._exact
+        exact = state.is_world_process_zero and self._kept and state.global_step - self.began in self._exact
         self._snapshot = Snapshot(self.trainer) if exact else None
 
     @_guarded
@@ -170,7 +174,9 @@ class Doctor(TrainerCallback):
     @_guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step = state.global_step - 1
-        if self.wants(step) and self._tensors is not None:
+        if self._kept:
+            self.watch.complete()
+        if self._tensors is not None and not self._refused and state.is_world_process_zero:
             with unchanged_randomness():
                 self._print(self._examine(step, self._tensors))
         self._snapshot, self._tensors, self.watch.microbatches = None, None, []
@@ -195,7 +201,8 @@ class Doctor(TrainerCallback):
     @_guarded
     def _saved(self, folder: str) -> None:
         """What `save_model` has written, in the course of training or after it."""
-        if self.trainer.accelerator.num_processes == 1 and self.trainer.state.global_step > self.began:
+        whole = not (self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled)
+        if whole and self.trainer.accelerator.is_main_process and self.trainer.state.global_step > self.began:
             self._print(self.reading.add_findings([course.saved(self.trainer, Path(folder))]))
             self._keep()
 

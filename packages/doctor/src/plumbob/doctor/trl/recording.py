@@ -17,7 +17,7 @@ from plumbob.doctor.environment.player import Played, Task
 from plumbob.doctor.measuring import numbers
 from plumbob.doctor.trl.before import messages_of, text_of
 from plumbob.doctor.trl.settings import names_of, schemas, settings_of
-from plumbob.doctor.trl.watching import ROW, Microbatch, Round, Turn, Watch, loss_mask, token_weights
+from plumbob.doctor.trl.watching import ROW, Microbatch, Round, Turn, Watch, loss_mask
 
 
 def trained(trainer: Any) -> dict[str, torch.nn.Parameter]:
@@ -40,12 +40,11 @@ def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) 
     update = records.Update(tensors=list(tensors), norm=math.sqrt(sum(t.gradient_norm**2 for t in tensors)))
     update.trial = next((one.trial for one in watch.microbatches if one.trial is not None), None)
     for k, one in enumerate(watch.microbatches):
-        one = replace(one, **send_to_device({n: getattr(one, n) for n in ("inputs", "logprobs", "slopes")}, "cpu"))
-        weights = token_weights(trainer, one.inputs, made)
-        rows = one.inputs[ROW].tolist() if ROW in one.inputs else [-1] * len(weights)
+        one = Microbatch(**send_to_device(vars(one), "cpu"))
+        rows = one.inputs[ROW].tolist() if ROW in one.inputs else [-1] * len(one.weights)
         update.members += rows
         for j, row in enumerate(rows):
-            if (given := _trained_row(record, row, k, j, one, weights[j])) is not None:
+            if (given := _trained_row(record, row, k, j, one, one.weights[j])) is not None:
                 update.trained.append(given)
     record.updates.append(update)
     for row in () if fresh else record.rows:

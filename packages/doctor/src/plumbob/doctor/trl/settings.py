@@ -116,7 +116,6 @@ def refusal(trainer: Any) -> str | None:
     generated = args.steps_per_generation * args.num_iterations
     multiple = "steps_per_generation x num_iterations is no multiple of gradient_accumulation_steps"
     for applies, why in (
-        (trainer.accelerator.num_processes > 1, "training in several processes"),
         (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, f"training with {kind.rpartition('.')[2]}"),
         (args.fp16, "training with fp16, which scales gradients"),
         (trainer._is_vlm, "a model that reads images"),

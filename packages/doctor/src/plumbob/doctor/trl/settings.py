@@ -167,6 +167,7 @@ def unseen(trainer: Any) -> tuple[list[str], set[Stage]]:
     table: tuple[tuple[Any, str, Any], ...] = (
         (elsewhere, "how completions are sampled that do not come from transformers' generate()", drawn),
         (dropped, f"log-probabilities, because {' and '.join(dropped)} drops activations", scored | {stages.gradient}),
+        (max(dropped.values(), default=0) > stages.DROPOUT, "what is sampled, for the same reason", drawn),
         (other, f"the loss with its formula, because of {other}", {stages.slopes}),
         (several != "sum_then_normalize", f"advantages, because of {several!r}", {stages.advantage}),
         (kind and (kind != "LORA" or getattr(config, "use_dora", False)), "what the adapter computes: it is no plain LoRA",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,11 @@ trl = pytest.importorskip("trl")
 
 import plumbob.doctor  # noqa: E402
 from datasets import Dataset  # noqa: E402
+from plumbob.doctor.environment.player import Message, Played, Task  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
 from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
-from plumbob.doctor.trl.before import Before, examine, plain  # noqa: E402
+from plumbob.doctor.trl.before import Before, columns_of, examine, plain  # noqa: E402
 from plumbob.doctor.trl.reading import of_folder  # noqa: E402
-from plumbob.doctor.trl.watching import Round  # noqa: E402
 
 pytestmark = pytest.mark.trl
 
@@ -197,6 +199,112 @@ REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")
 """Of what is 7 + 5: two right replies, a wrong one, and a wrong one with the right number in it."""
 
 
+def test_pictures_are_not_decoded_but_for_the_few_rows_that_are_scored(tmp_path: Path) -> None:
+    from datasets import Image
+
+    asked = [{"role": "user", "content": "Is there a cat?"}]
+    data = Dataset.from_list([{"prompt": asked, "answer": "yes", "photo": {"bytes": b"none", "path": None}}] * 300)
+    trainer, found = make(tmp_path), Before()
+    trainer.train_dataset = data.cast_column("photo", Image())
+    with pytest.raises(Exception, match="identify image"):  # a whole row is read last
+        examine(trainer, None, None, found)
+    trainer.eval_dataset, trainer.train_dataset = trainer.train_dataset, rows()
+    examine(trainer, None, None, found)
+    assert "Held-out tasks are prompted as training tasks are" in {one.check for one in found.findings}
+
+
+def test_a_reward_function_is_given_as_many_texts_at_once_as_in_training_of_several_prompts(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+
+    def counted(prompts: list[Any], completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        calls.append((len(completions), len({str(prompt) for prompt in prompts})))
+        return rewards(completions, answer)
+
+    trainer, found = make(tmp_path, reward=counted, steps_per_generation=2, gradient_accumulation_steps=2), Before()
+    examine(trainer, plumbob.doctor.attach(trainer).watch.score, None, found)
+    assert len(calls) > 4 and max(calls) == (32, 8)
+    assert found.pays and found.columns == ["answer"]
+
+
+@pytest.mark.parametrize(("header", "cause"), [(False, "prompt-incomplete"), (True, None)])
+def test_prompts_that_the_user_has_rendered(header: bool, cause: str | None, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer, trainer, found = AutoTokenizer.from_pretrained(MODEL), make(tmp_path), Before()
+    trainer.train_dataset = rows().map(
+        lambda row: {"text": tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=header)}
+    )
+    trainer.train_dataset = trainer.train_dataset.remove_columns("prompt").rename_column("text", "prompt")
+    examine(trainer, None, None, found)
+    assert [one.cause for one in found.findings if one.check.startswith("prompts that are rendered open")] == [cause]
+    trainer.train_dataset, found = Dataset.from_list([{"prompt": "2 + 2 =", "answer": "4"}] * 8), Before()
+    examine(trainer, None, None, found)
+    assert not [one for one in found.findings if one.check.startswith("prompts that are rendered")]
+
+
+class SavesTheFirst(trl.GRPOTrainer):
+    """What is saved is a copy that was taken before training."""
+
+    def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+        bundled = type(self.model).from_pretrained(MODEL)
+        bundled.save_pretrained(output_dir or self.args.output_dir)
+
+
+class SavesMerged(trl.GRPOTrainer):
+    """The adapter is merged, or left out."""
+
+    merged = True
+
+    def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+        import copy
+
+        model = copy.deepcopy(self.accelerator.unwrap_model(self.model))
+        (model.merge_and_unload() if self.merged else model.unload()).save_pretrained(
+            output_dir or self.args.output_dir
+        )
+
+
+class LosesTheAdapter(SavesMerged):
+    merged = False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        (lambda: {}, "pass"),
+        (lambda: {"given": lora()}, "pass"),
+        (lambda: {"kind": SavesTheFirst}, "fail"),
+        (lambda: {"given": lora(), "kind": SavesMerged}, "pass"),
+        (lambda: {"given": lora(), "kind": LosesTheAdapter}, "fail"),
+        (lambda: {"model_init_kwargs": {"dtype": "bfloat16"}, "learning_rate": 1e-2}, "pass"),
+    ],
+)
+def test_the_saved_model_is_compared_with_the_trained_one(
+    changes: Callable[[], dict[str, Any]], verdict: str, tmp_path: Path
+) -> None:
+    doctor = attached(tmp_path, {"max_steps": 2, "learning_rate": 1e-3, **changes()})
+    doctor.trainer.save_model()
+    (saved,) = [f for _, f in doctor.examination.found if f.check == "what save_model writes is the trained model"]
+    assert saved.verdict == verdict, saved
+    assert [f for _, f in of_folder(tmp_path / "plumbob_records").examination().found if f.check == saved.check] == [
+        saved
+    ]
+    assert ("saved-model-differs" in (tmp_path / "plumbob_records/report.html").read_text()) is (verdict == "fail")
+
+
+def judged(question: str, replies: tuple[str, ...], earned: tuple[float, ...], before: Before) -> list[Any]:
+    """What is found after each of eight groups of these replies to a question whose answer is 12."""
+    task = Task("7 + 5", "train", {"answer": "12"}, question)
+    answers = Answers(["reward"], len(replies), before)
+    asked = Message("user", question)
+    played = [
+        Played(task, reward, {"reward": reward}, (asked, Message("assistant", text, sampled=True)))
+        for text, reward in zip(replies, map(float, earned), strict=True)
+    ]
+    return [answers.add(played, k) for k in range(8)]
+
+
 @pytest.mark.parametrize(
     ("earned", "pays", "cause"),
     [
@@ -211,14 +319,55 @@ REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")
     ],
 )
 def test_what_right_answers_of_the_run_itself_earn(
-    earned: tuple[float, ...], pays: bool | None, cause: str | None, tmp_path: Path
+    earned: tuple[float, ...], pays: bool | None, cause: str | None
 ) -> None:
-    row = {"prompt": [{"role": "user", "content": "What is 7 + 5?"}], "answer": "12"}
-    answers = Answers(make(tmp_path), Before(columns=["answer"], namers=[True], pays=pays, form="#### {}"))
-    made = Round(0, [row] * 4, completions=list(REPLIES), rewards=np.array(earned, float)[:, None])
-    found = [answers.add(made) for _ in range(8)]
+    before = Before(columns=["answer"], namers=[True], pays=pays, form="#### {}")
+    found = judged("What is 7 + 5?", REPLIES, earned, before)
     assert found[-1].cause == cause
     assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}
+
+
+TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</answer>")
+
+
+@pytest.mark.parametrize(
+    ("question", "earned", "known", "cause"),
+    [
+        ("Reply as <answer>N</answer>.", (1, 1, 0, 1), {"pays": False}, "reward-wrong"),  # min(1, form + right)
+        ("Reply as <answer>N</answer>.", (1.5, 1, 0, 1), {"pays": False}, None),
+        ("Reply as <answer>\\boxed{N}</answer>.", (0.2, 0.2, 0, 0.2), {"pays": False}, None),
+        ("Reply as <answer>N</answer>.", (0, 0, 0, 0), {"pays": True}, "answers-not-parsed"),
+        ("Reply as <answer>N</answer>.", (1, 0, 0, 0), {"pays": True}, None),
+        ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False], "anything": 1.0}, "reward-wrong"),
+        ("What is 7 + 5?", (0, 0, 0, 0), {"columns": [], "namers": [False], "anything": 0.0}, None),
+        ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False]}, None),
+    ],
+)
+def test_a_reward_that_pays_the_form_alone_and_one_that_does_not_read_it(
+    question: str, earned: tuple[float, ...], known: dict[str, Any], cause: str | None
+) -> None:
+    before = Before(**{"columns": ["answer"], "namers": [True], **known})
+    assert judged(question, TAGGED, earned, before)[-1].cause == cause
+
+
+def test_what_a_reward_function_reads() -> None:
+    def literal(completions: list[Any], **_: Any) -> list[float]:
+        return [float(json.loads(text)["answer"] == "12") for text in completions]
+
+    def option(completions: list[Any], language: str = "en", answer: Any = None, **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    def keywords(completions: list[Any], **given: Any) -> list[float]:
+        return [float(a == b) for a, b in zip(given["answer"], given.get("level", []), strict=True)]
+
+    class Judge:
+        def __call__(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+            return [float(one in text) for one, text in zip(columns["answer"], completions, strict=True)]
+
+    functions = [rewards, literal, option, keywords, Judge(), functools.partial(rewards, answer=["12"])]
+    row = {"prompt": "a", "answer": "12", "level": "easy", "language": "en"}
+    columns, namers = columns_of(SimpleNamespace(reward_funcs=functions), row)
+    assert (columns, namers) == (["answer", "level"], [True, False, True, True, True, False])
 
 
 @pytest.mark.slow

@@ -125,17 +125,5 @@ def confirm(
         raise UserError(f"--confirm: no run was finished in both arms; their output is in {verdict.parent / 'logs'}")
     told: dict[str, Any] = json.loads(verdict.read_text(encoding="utf-8"))
     yield f"{option} as it was, and {text}: {told['seeds']} seeds of {STEPS} steps each"
-    for side in ("validated_if", "invalidated_if"):
-        for one in told[side]:
-            effect = one["effect"]
-            numbers = (
-                f"difference {effect['mean']:+.3g} [{_bound(effect['low'])}, {_bound(effect['high'])}]"
-                if effect
-                else one["note"]
-            )
-            yield f"  {one['text']}: {one['outcome']} ({numbers})"
+    yield f"  {told['evidence']}"
     yield f"{cause}: {'confirmed' if told['status'] == 'validated' else 'not confirmed'}"
-
-
-def _bound(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:+.3g}"

@@ -110,16 +110,15 @@ def read_right(path: Path) -> Iterator[tuple[str, StepRecord]]:
 
 def _checked(given: Path | str) -> StepRecord | list[str]:
     try:
-        record = adapter().validate_json(given) if isinstance(given, str) else _validated(records.read(given))
+        made = json.loads(given) if isinstance(given, str) else dataclasses.asdict(records.read(given))
+        record = adapter().validate_python(made)
     except ValidationError as error:
         return [f"{_field(one['loc'])}{_said(one)}" for one in error.errors()][:MOST_MISTAKES]
+    except json.JSONDecodeError as error:
+        return [f"it is no JSON: {error}"]
     except (ValueError, TypeError) as error:
         return [str(error)]
     return list(_contradictions(record))[:MOST_MISTAKES] or record
-
-
-def _validated(record: StepRecord) -> StepRecord:
-    return adapter().validate_python(dataclasses.asdict(record))
 
 
 def _field(place: Sequence[str | int]) -> str:
@@ -133,8 +132,6 @@ def _said(error: Any) -> str:
             return "this field is missing"
         case "unexpected_keyword_argument":
             return "there is no field of this name"
-        case "json_invalid":
-            return f"it is no JSON: {error['ctx']['error']}"
     return error["msg"].removeprefix("Value error, ").replace("Input should", "should")
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,18 @@ def examination(path: Path) -> Examination:
     matrix = Matrix(Given(tasks), hand)  # ty: ignore[invalid-argument-type]
     matrix.cells["saved"] = dict(enumerate(one for one, _ in rollouts))
     matrix.cells[EMPTY] = {i: Played(one.task, 0.0, messages=one.opening) for i, one in enumerate(first.values())}
-    x = Examination("the environment", "the model")
-    x.add("environment", *judge(matrix, EXAMINED), _alike([one for one, _ in rollouts]))
+    x, ok = Examination("the environment", "the model"), [one for one, _ in rollouts if one.ok]
+    equal = alike(((one.task.key, *((m.role, m.text, str(m.calls)) for m in one.messages)), one.reward) for one in ok)
+    x.add("environment", *judge(matrix, EXAMINED), equal)
     # The table of trends reads steps: tasks are dealt out to as many as it waits for.
     number = {key: i for i, key in enumerate(first)}
     parts = [[one for one in rollouts if number[one[0].task.key] % WINDOW == k] for k in range(min(WINDOW, len(tasks)))]
-    rows = [_numbers(k, part) for k, part in enumerate(parts, 1)]
+    rows = [numbers(k, part) for k, part in enumerate(parts, 1)]
     size = max(Counter(one.task.key for one, _ in rollouts).values(), default=1)
     found = judge_numbers(rows, Plan(group_size=size, limits={"limit": "a limit"}), patience=len(rows)).findings()
     known = [finding for finding in found if finding.verdict != "unsure" and finding.check != OF_TRAINING]
     x.add("trends", *(dataclasses.replace(finding, step=None) for finding in known))
-    mean = statistics.fmean(one.reward for one, _ in rollouts if one.ok) if any(one.ok for one, _ in rollouts) else 0.0
+    mean = statistics.fmean(one.reward for one in ok) if ok else 0.0
     x.notes.append(f"{len(rollouts)} rollouts of {len(tasks)} tasks, mean reward {mean:.3f}.")
     return x
 
@@ -91,22 +92,26 @@ def _played(trace: dict[str, Any]) -> tuple[Played, bool]:
     return Played(task, reward, parts, messages, failure, error), long or trace.get("stop_condition") in CUT
 
 
-def _alike(rollouts: Sequence[Played]) -> Finding:
-    """Equal rollouts of a task earn equal rewards."""
+def alike(earned: Iterable[tuple[Any, float]], room: float = TOLERANCE, step: int | None = None) -> Finding:
+    """Equal rollouts of a task earn equal rewards. `earned`: (what is the same of equal ones, reward) of each rollout.
+
+    `room`: difference up to which rewards are equal. `step`: the training step (from 1) that made them, if one did.
+    """
     same: dict[Any, list[float]] = defaultdict(list)
-    for one in rollouts:
-        if one.ok:
-            same[one.task.key, *((m.role, m.text, str(m.calls)) for m in one.messages)].append(one.reward)
-    several = [rewards for rewards in same.values() if len(rewards) > 1]
-    wrong = sum(max(rewards) - min(rewards) > TOLERANCE for rewards in several)
-    told = f"of {len(several)} transcripts that were played more than once {wrong} earn different rewards"
-    return Finding.of(
-        "equal rollouts of a task earn equal rewards", ("reward-nondeterministic" if wrong else None, told), "grading"
+    for key, reward in earned:
+        same[key].append(reward)
+    apart = [max(rewards) - min(rewards) for rewards in same.values() if len(rewards) > 1]
+    wrong = sum(gap > room for gap in apart)
+    told = (
+        f"of {len(apart)} sets of equal rollouts {wrong} earn different rewards, by up to {max(apart, default=0.0):.3g}"
     )
+    verdict = "fail" if wrong else "pass" if apart else "unsure"
+    cause, check = "reward-nondeterministic" if wrong else None, "equal rollouts of a task earn equal rewards"
+    return Finding(check, verdict, told, cause, "grading", step if wrong else None)
 
 
-def _numbers(number: int, rollouts: Sequence[tuple[Played, bool]]) -> dict[str, float]:
-    """The numbers of a part of the rollouts, as those of step `number`, by the names of `plumbob.doctor.trends`."""
+def numbers(number: int, rollouts: Sequence[tuple[Played, bool]], limit: str = "limit") -> dict[str, float]:
+    """The numbers of rollouts, each with whether `limit` cut it off, as those of step `number`: see `plumbob.doctor.trends`."""
     by_task: dict[str, list[float]] = defaultdict(list)
     for one, _ in rollouts:
         if one.ok:
@@ -122,10 +127,12 @@ def _numbers(number: int, rollouts: Sequence[tuple[Played, bool]]) -> dict[str, 
         "rollout/errored": float(sum(one.failure == "fails" for one, _ in rollouts)),
         "rollout/not_finite": float(sum(one.failure == "not-finite" for one, _ in rollouts)),
         "rollout/truncated_share": cut,
-        "rollout/stopped/limit": cut,
+        f"rollout/stopped/{limit}": cut,
         "rollout/turns": len(calls) / max(count, 1),
         "rollout/tool_calls": sum(calls) / max(count, 1),
     }
+    if len(groups) > 1:  # one group says nothing of others
+        row["reward/group_std"] = statistics.stdev(map(statistics.fmean, groups))
     if results:
         row["rollout/tools"] = 1.0
         row["rollout/tool_errors"] = sum(says_failed(message.text) for message in results) / max(count, 1)

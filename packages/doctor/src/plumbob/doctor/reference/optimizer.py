@@ -39,6 +39,7 @@ def change(
     `norm`: of the whole gradient, before clipping. `step`: the training step. `times`: of the learning rate.
     """
     s, lr, found = settings, times * rate(settings, step), []
+    stated = any(t.weight_decay for t in tensors)  # trainers leave it out for norms and biases
     for t in tensors:
         w, g = t.before.astype(float), np.asarray(t.gradient, float) * clipping(s, norm)
         known = t.moments_before is not None
@@ -46,5 +47,6 @@ def change(
         k = max(t.updates, 1) if known else 1
         first, second = s.beta1 * first + (1 - s.beta1) * g, s.beta2 * second + (1 - s.beta2) * g**2
         adam = first / (1 - s.beta1**k) / (np.sqrt(second / (1 - s.beta2**k)) + s.epsilon_adam)
-        found.append(-lr * s.weight_decay * w - lr * adam)
+        decay = s.weight_decay if t.weight_decay or not stated else 0.0
+        found.append(-lr * decay * w - lr * adam)
     return np.concatenate(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import sys
 import traceback
@@ -24,7 +23,7 @@ from plumbob.doctor.page import lines
 from plumbob.doctor.trl import before, course, settings
 from plumbob.doctor.trl.answers import Answers, Results
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
-from plumbob.doctor.trl.recording import record_of, trained
+from plumbob.doctor.trl.recording import played_of, record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
 from plumbob.doctor.trl.watching import Watch, unchanged_randomness
 from plumbob.doctor.web_page import render
@@ -84,8 +83,9 @@ class Doctor(TrainerCallback):
 
     def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
         self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
-        self._answers: Answers | None = None
-        self._results = Results(trainer)
+        unknown = before.Before(namers=[False] * len(trainer.reward_funcs))
+        self._answers = Answers(settings.names_of(trainer), trainer.num_generations, unknown)
+        self._results = Results(trainer.tools or ())
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
@@ -94,13 +94,12 @@ class Doctor(TrainerCallback):
             self.reading.limits = [self._refused]
         self.reading.folder, self.reading.places = folder, settings.places(trainer)
         self.reading.options = {trial.option: getattr(args, trial.option) for trial in TRIALS.values()}
-        self.reading.options["lr_scheduler_type"] = str(
-            getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-        )
+        self.reading.options["lr_scheduler_type"] = settings.text_of(args.lr_scheduler_type)
         if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
             self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
         self.watch = Watch(trainer, lambda: self._kept, rescore and not self._refused)
         self.watch.gradients_are_complete = lambda: self._gradients()
+        self.watch.model_is_saved = lambda folder: self._saved(folder)
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
         self._exact = {0, 1, new}
         """Steps whose first weights are kept: the first two, and the first with completions of weights that were trained."""
@@ -140,10 +139,8 @@ class Doctor(TrainerCallback):
         self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
         self.folder.mkdir(parents=True, exist_ok=True)
         if not trained(self.trainer):
-            said = "no parameter of the model requires a gradient"
-            self.reading.found.append(
-                Finding("the run trains a part of its model", "fail", said, "no-gradient", "gradient", 1)
-            )
+            told = "no-gradient", "no parameter of the model requires a gradient"
+            self.reading.found.append(Finding.of("the run trains a part of its model", told, "gradient"))
             self._print(self.reading.found)
             self._refused = "Steps were not recorded: nothing is trained."
             self.reading.limits.append(self._refused)
@@ -177,16 +174,13 @@ class Doctor(TrainerCallback):
     @_guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step = state.global_step - 1
-        new: list[Finding] = []
         if self._kept:
             self.watch.complete()
         if self._tensors is not None and not self._refused and state.is_world_process_zero:
             with unchanged_randomness():
-                new = self._examine(step, self._tensors)
-        self._snapshot = self._tensors = None
-        self.watch.microbatches = []
-        new += self._numbers(step)
-        self._print(new)
+                self._print(self._examine(step, self._tensors))
+        self._snapshot, self._tensors, self.watch.microbatches = None, None, []
+        self._print(self._numbers(step))
 
     @_guarded
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -200,28 +194,30 @@ class Doctor(TrainerCallback):
             return
         self.reading.ended = True
         self._keep()
-        page = render(self.examination, f"plumbob.doctor {self.folder}")
-        (self.folder / PAGE).write_text(page, encoding="utf-8")
         width = shutil.get_terminal_size((80, 24)).columns
-        print(
-            "\n".join(["", "plumbob.doctor: what was examined of this run", "", *lines(self.examination, width=width)]),
-            flush=True,
-        )
+        print("\nplumbob.doctor: what was examined of this run\n")
+        print("\n".join(lines(self.examination, width=width)), flush=True)
+
+    @_guarded
+    def _saved(self, folder: str) -> None:
+        """What `save_model` has written, in the course of training or after it."""
+        whole = not (self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled)
+        if whole and self.trainer.accelerator.is_main_process and self.trainer.state.global_step > self.began:
+            self._print(self.reading.add_findings([course.saved(self.trainer, Path(folder))]))
+            self._keep()
 
     # Its work
 
     def _examine_before(self) -> None:
         score = self.watch.score if self.rescore and self.trainer.environments is None and not self._refused else None
-        known = before.Before(namers=[False] * len(self.trainer.reward_funcs))
+        known = self._answers.before
         try:
             with unchanged_randomness():
                 before.examine(self.trainer, score, self.gold, known)
         except Exception as error:  # data, templates and reward functions are the user's own
-            told = (
-                f"Data, rewards and template were not examined before the first step: {type(error).__name__}: {error}"
-            )
-            self.reading.limits.append(told)
-        self._answers = Answers(self.trainer, known)
+            why = f"{type(error).__name__}: {error}"
+            self.reading.limits.append(f"Data, rewards and template were not examined before the first step: {why}")
+        self._answers = Answers(settings.names_of(self.trainer), self.trainer.num_generations, known)
         self._print(self.reading.add_findings(known.findings))
 
     def _examine(self, step: int, tensors: SampledTensors) -> list[Finding]:
@@ -242,26 +238,24 @@ class Doctor(TrainerCallback):
 
     def _keep(self) -> None:
         """Keep what is known so far, of which the records alone do not tell all."""
-        (self.folder / COURSE).write_text(json.dumps(self.reading.as_json(), indent=1), encoding="utf-8")
+        (self.folder / COURSE).write_bytes(self.reading.as_json())
+        if self.reading.ended:
+            page = render(self.examination, f"plumbob.doctor {self.folder}")
+            (self.folder / PAGE).write_text(page, encoding="utf-8")
 
     def _numbers(self, step: int) -> list[Finding]:
         """Take in what is known of a step without a record; returns what is found wrong in it for the first time."""
         made = self.watch.round
-        if (
-            self._refused
-            or self._sample is None
-            or self._answers is None
-            or made is None
-            or made.rewards is None
-            or not made.output
-        ):
+        if self._refused or self._sample is None or made is None or made.rewards is None or not made.output:
             return []
         began, self._weights = self._weights, self._sample.take()
-        self._row = {**course.row_of(self.trainer, made, began, self._weights, step), **self._change}
+        played = played_of(self.trainer, made)
+        self._row = {**course.row_of(self.trainer, made, played, began, self._weights, step), **self._change}
         found = []
         if made.step == step:
-            found = [course.alike(self.trainer, made, step), self._answers.add(made), *self._results.add(made)]
-            found += course.ended(self.trainer, made)
+            alone = [one for one, _ in played]
+            found = [course.equal_ones(self.trainer, made, alone, step), self._answers.add(alone, step)]
+            found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)
             self.watch.rescored = None

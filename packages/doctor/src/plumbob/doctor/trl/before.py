@@ -6,23 +6,29 @@ of an environment (`plumbob.doctor.environment.table`) is asked of what they ear
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+from plumbob.doctor.environment.grading import CHEAP_EARNS
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
-from plumbob.doctor.environment.player import Given, Message, Played, RunSettings, Task, Turn, place_of
+from plumbob.doctor.environment.player import Call, Given, Message, Played, RunSettings, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, strings
-from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHERS, PERFECT, WRONG, Known
-from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl.settings import tokenizer_of
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, OTHERS, PERFECT, WRONG, Known
+from plumbob.doctor.findings import Finding, Stage
+from plumbob.doctor.stages import DROPOUT
+from plumbob.doctor.trl.settings import dropout, schemas, tokenizer_of
 
 FORMS = (
     "{}",
@@ -35,14 +41,12 @@ FORMS = (
     "<think>\nThat takes a few steps.\n</think>\n\\boxed{{{}}}",
 )
 """Forms in which reward functions look for an answer."""
-KINDS = (
-    ECHO,
-    WRONG,
-    "the form of an answer without content",
-    "the best constant answer",
-    "other words",
-    "the answer alone",
-)
+SHORT = "the answer without separators and decimals of 0"
+KINDS = {
+    **{kind: CHEAP[kind] for kind in (WRONG, "the form of an answer without content", "the best constant answer")},
+    "the answer alone": OTHERS["the answer alone"],
+    SHORT: lambda known, i: known.with_answer(i, lambda gold: gold.partition(".")[0].replace(",", "")),
+}
 """Transcripts that are scored beside the right answer and an empty reply."""
 ROUNDED = 0.05
 """Share of the range of rewards within which they count as equal."""
@@ -69,8 +73,10 @@ AGAIN = "completions earn the same when they are scored again, in another order 
 SILENCE = "a right answer earns more than an empty reply"
 EXAMINED = {"not-overpaid", "enough", "apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
-PICTURES, OF_TEXTS = frozenset({"image", "images"}), {"enough", "apart", "near-copies"}
-"""Columns of pictures, which are not read, and rows of the table that compare tasks by all that they say."""
+OF_TEXTS = {"enough", "apart", "near-copies"}
+"""Those of them that compare tasks by all that they say, which a picture's text is not."""
+PICTURE = re.compile(r"\b(Image|Audio|Video)\(")
+"""A column of a data set whose rows would be decoded, as its features name it."""
 
 
 @dataclass
@@ -88,6 +94,13 @@ class Before:
     """The form that is paid most, if it marks the answer."""
     silence: float = 0.0
     """What they pay an empty reply, on average."""
+    anything: float = math.nan
+    """What all reward functions together pay each of the texts that answer nothing, if it is the same; else NaN."""
+
+
+def _finding(check: str, cause: str, wrong: object, told: str, stage: Stage = "grading") -> Finding:
+    """A failure for this cause if something is `wrong`, else a pass."""
+    return Finding.of(check, (cause if wrong else None, told), stage)
 
 
 def shown(text: str) -> str:
@@ -114,192 +127,254 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
+    found.findings += _settings(trainer)
+    if not train:
+        return
     player = Given(train, held_out, RunSettings(taken=taken), code)
-    tasks = [player.train[i] for i in chosen(len(player.train), MOST_TASKS)]
-    if tasks:
-        matrix = Matrix(player, Hand(tasks, [()] * len(tasks), [""] * len(tasks)))  # ty: ignore[invalid-argument-type]
-        matrix.cells[EMPTY] = {i: _played(task, "", None, ()) for i, task in enumerate(tasks)}
-        found.columns, found.namers = columns_of(trainer, tasks[0].handle)
-        if gold:
-            found.columns, found.namers = [gold], [True] * len(trainer.reward_funcs)
-        if found.columns and score is not None:
-            found.findings += _scored(trainer, matrix, score, found)
-        found.findings += _data(train, found.columns)
-        if player.held_out:
-            held = [player.held_out[i] for i in chosen(len(player.held_out), MOST_TASKS)]
-            cells = {EMPTY: {i: _played(task, "", None, ()) for i, task in enumerate(held)}}
-            matrix.held_out = Matrix(player, Hand(held, [()] * len(held), [""] * len(held)), cells)  # ty: ignore
-        known = EXAMINED - OF_TEXTS if PICTURES & tasks[0].handle.keys() else EXAMINED
-        found.findings += judge(matrix, known)
-    found.findings += _settings(args)
-    if tasks:
-        found.findings += _template(trainer, tasks[0])
+    at = chosen(len(train), MOST_TASKS)
+    # Whole rows, with what reward functions may want of them.
+    tasks = [dataclasses.replace(train[i], handle=dict(trainer.train_dataset[i])) for i in at]
+    pictures = bool(tasks[0].handle.keys() - train[0].handle.keys())
+    matrix = _matrix(player, tasks)
+    found.columns, found.namers = columns_of(trainer, tasks[0].handle)
+    if gold:
+        found.columns, found.namers = [gold], [True] * len(trainer.reward_funcs)
+    if score is not None:
+        found.findings += _scored(trainer, matrix, score, found)
+    known = EXAMINED - OF_TEXTS if pictures else EXAMINED
+    if found.columns and not pictures and len(train) >= LEAST_ROWS:
+        different = len({(task.prompt, str(task.fields)) for task in train})
+        few, told = COPIES * different <= len(train), f"{len(train)} rows, {different} of them different"
+        found.findings.append(_finding("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
+        known = known - {"enough"} if few else known  # one name for one thing
+    found.findings += _column_ends(train, found.columns)
+    if held_out:
+        matrix.held_out = _matrix(player, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
+    # Where the prompt sent back is paid, what is wrong may be the prompt.
+    echoed = [*matrix.shares(ECHO).values()]
+    found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > CHEAP_EARNS else known)
+    found.findings += _template(trainer, tasks[0])
 
 
 def _tasks(data: Any, kind: str) -> list[Task]:
-    if data is None:
-        return []
+    """The first rows of a data set, without pictures: one that is read is decoded."""
     if isinstance(data, dict):
         return [task for part in data.values() for task in _tasks(part, kind)]
-    found = []
-    for i in range(min(len(data), MOST_ROWS)) if hasattr(data, "__len__") else ():  # a stream cannot be read twice
-        row = data[i]
-        fields = {
-            name: value for name, value in row.items() if name not in ("prompt", "environment", "images", "image")
-        }
+    if not hasattr(data, "__len__"):  # a stream cannot be read twice
+        return []
+    features = getattr(data, "features", None) or {}
+    seen = [n for n, of in features.items() if n in ("image", "images") or PICTURE.search(str(of))]
+    light = data.remove_columns(seen) if seen and "prompt" not in seen else data
+    most = MOST_TASKS if "prompt" in seen else MOST_ROWS
+    found = list[Task]()
+    for i in range(min(len(light), most)):
+        row = dict(light[i])
+        fields = {name: value for name, value in row.items() if name not in ("prompt", "environment")}
         found.append(
-            Task(f"row {i}", "train" if kind == "train" else "held-out", fields, text_of(row.get("prompt")), dict(row))
+            Task(f"row {i}", "train" if kind == "train" else "held-out", fields, text_of(row.get("prompt")), row)
         )
     return found
+
+
+def _matrix(player: Given, tasks: list[Task]) -> Matrix:
+    hand = Hand(tasks, [()] * len(tasks), [""] * len(tasks))
+    return Matrix(player, hand, {EMPTY: _played(tasks, [""] * len(tasks))})  # ty: ignore[invalid-argument-type]
 
 
 def text_of(prompt: Any) -> str:
     return "\n".join(strings([m.get("content") for m in prompt] if isinstance(prompt, list) else prompt))
 
 
-def _played(task: Task, text: str, parts: np.ndarray | None, names: Sequence[str]) -> Played:
-    prompt = task.handle.get("prompt")
-    given = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    messages = [Message(m["role"], "\n".join(strings(m.get("content")))) for m in given]
-    reward = math.nan if parts is None else float(np.nansum(parts))
-    components = {} if parts is None else dict(zip(names, np.nan_to_num(parts).tolist(), strict=True))
-    return Played(task, reward, components, (*messages, Message("assistant", text, sampled=True)))
+def messages_of(given: Any, role: str = "user", *, sampled: bool = False) -> tuple[Message, ...]:
+    """A prompt or a completion of TRL, which is a text of this role or messages. Tool results have the calls that they answer."""
+    found, calls = list[Message](), list[Call]()
+    said: list[dict[str, Any]] = given if isinstance(given, list) else [{"role": role, "content": given}]
+    for m in said:
+        own = [Call(c["function"]["name"], c["function"]["arguments"]) for c in m.get("tool_calls") or ()]
+        answers = calls.pop(0) if m["role"] == "tool" and calls else None
+        calls += own
+        text = "\n".join(strings(m.get("content")))
+        found.append(Message(m["role"], text, tuple(own), answers, sampled and m["role"] == "assistant"))
+    return tuple(found)
 
 
-def columns_of(trainer: Any, row: dict[str, Any]) -> tuple[list[str], list[bool]]:
+def _played(
+    tasks: Sequence[Task], texts: Iterable[str | None], parts: Any = None, names: Sequence[str] = ()
+) -> dict[int, Played]:
+    """A kind of transcript by number of the task. `texts`: None where there is none. `parts`: [tasks, F] what each earns."""
+    found = {}
+    for i, (task, text) in enumerate(zip(tasks, texts, strict=True)):
+        if text is not None:
+            own = {} if parts is None else dict(zip(names, np.nan_to_num(parts[i]).tolist(), strict=True))
+            said = (*messages_of(task.handle.get("prompt")), Message("assistant", text, sampled=True))
+            found[i] = Played(task, math.nan if parts is None else sum(own.values()), own, said)
+    return found
+
+
+def columns_of(trainer: Any, row: Mapping[str, Any]) -> tuple[list[str], list[bool]]:
     """(columns that reward functions name, of each function whether it does); none if they name a column of lists, too."""
-    # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
-    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
-    named: list[set[str]] = []
-    for function in trainer.reward_funcs:
-        own: set[str] = set()
-        with suppress(TypeError, ValueError, OSError):
-            parameters = set(inspect.signature(function).parameters)
-            if "trainer_state" in parameters:  # what it pays may change in the course of the run
-                named.append(own)
-                continue
-            own |= parameters - GIVEN
-            source = inspect.getsource(function)
-            own |= {name for name in texts if f'"{name}"' in source or f"'{name}'" in source}
-        named.append(own)
+    named = [_names(function) for function in trainer.reward_funcs]
     every = set[str]().union(*named)
     # Numbers to be used or tests to be passed: no text of another column is a right completion by itself.
     if any(isinstance(value, list | dict) for name, value in row.items() if name in every and name != "prompt"):
         return [], [False] * len(named)
+    # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
+    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
     known = [name for name in texts if name in every][:MOST_COLUMNS]
     return known, [bool(own & set(known)) for own in named]
 
 
-def _data(train: list[Task], columns: Sequence[str]) -> list[Finding]:
-    """What the rows say without a reward function."""
+def _names(function: Any) -> set[str]:
+    """The columns that a reward function reads: its parameters, and what it takes from its **keywords by name.
+
+    A default value other than None is that of an option, which no column gives.
+    """
+    own, rest = set[str](), ""
+    with suppress(TypeError, ValueError, OSError, SyntaxError):
+        for name, p in inspect.signature(function).parameters.items():
+            if p.kind is p.VAR_KEYWORD:
+                rest = name
+            elif p.kind is not p.VAR_POSITIONAL and (p.default is p.empty or p.default is None):
+                own.add(name)
+        if "trainer_state" in own:  # what it pays may change in the course of the run
+            return set()
+        own -= GIVEN
+        code = getattr(function, "func", function)  # that of a partial
+        code = inspect.unwrap(code if inspect.isroutine(code) else type(code).__call__)
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code)))):
+            match node:
+                case ast.Subscript(value=ast.Name(id=taken), slice=ast.Constant(value=str(name))) if taken == rest:
+                    own.add(name)
+                case ast.Call(ast.Attribute(ast.Name(id=taken), "get" | "pop"), [ast.Constant(str(name)), *_]) if (
+                    taken == rest
+                ):
+                    own.add(name)
+    return own
+
+
+def _column_ends(train: Sequence[Task], columns: Sequence[str]) -> list[Finding]:
+    """Whether the numbers of a column of answers are those that another column, of worked solutions, marks at its end."""
     found = list[Finding]()
-    if columns and len(train) >= LEAST_ROWS and not PICTURES & train[0].handle.keys():
-        different = len({(task.prompt, str(task.fields)) for task in train})
-        few = COPIES * different <= len(train)
-        told = f"{len(train)} rows, {different} of them different"
-        found.append(Finding.of("rows of the data differ", ("few-distinct-tasks" if few else None, told), "tasks"))
     for name in columns:
         for other in [n for n, value in train[0].fields.items() if n != name and isinstance(value, str)]:
             pairs = [(str(task.fields.get(name)).strip(), str(task.fields.get(other))) for task in train]
-            numbers = [(*pair, shown(pair[1])) for pair in pairs]
-            numbers = [one for one in numbers if NUMBER.fullmatch(one[0]) and NUMBER.fullmatch(one[2])]
-            known = [(gold, text, plain(gold) == plain(end)) for gold, text, end in numbers]
-            wrong = [(gold, text) for gold, text, same in known if not same]
+            known = [one for one in pairs if NUMBER.fullmatch(one[0]) and NUMBER.fullmatch(shown(one[1]))]
+            wrong = [(gold, text) for gold, text in known if plain(gold) != plain(shown(text))]
             inside = [gold for gold, text in wrong if places(gold, text)]
             if len(known) < MOST_TASKS:
                 continue
-            told = f"of {len(known)} rows {len(wrong)} have another number in {name!r} than the one that {other!r} marks at its end"
             bad = 2 * len(wrong) > len(known) and len(inside) >= 0.9 * len(wrong)
+            told = f"of {len(known)} rows {len(wrong)} have another number in {name!r} than the one that {other!r} marks at its end"
             told += ", but one that stands elsewhere in it" if bad else ""
             check = f"answers in {name!r} are those at the end of {other!r}"
-            found.append(Finding.of(check, ("reward-wrong" if bad else None, told), "grading"))
+            found.append(_finding(check, "reward-wrong", bad, told))
     return found
+
+
+class _Scores:
+    """What reward functions give texts in place of completions of the tasks."""
+
+    def __init__(self, trainer: Any, tasks: Sequence[Task], score: Any, own: Sequence[bool]) -> None:
+        self.tasks, self.score, self.size, self.names = tasks, score, trainer.num_generations, trainer.reward_func_names
+        self.weights, self.own = trainer.reward_weights.double().cpu().numpy(), np.array(own)
+
+    def __call__(self, kinds: Iterable[Sequence[str | None]], turned: bool = False) -> np.ndarray | None:
+        """[kinds, tasks, F] what they earn. `kinds`: of each kind, a text for each task. A group is filled up with empty replies.
+
+        `turned`: they are scored in the opposite order.
+        """
+        of_tasks, size = list(zip(*kinds, strict=True)), self.size
+        filled = [[text or "" for text in texts] + [""] * (-len(texts) % size) for texts in of_tasks]
+        starts = range(0, len(filled[0]), size)
+        # As in training, the groups of one call are of different prompts.
+        every = [
+            (task, text)
+            for k in starts
+            for task, own in zip(self.tasks, filled, strict=True)
+            for text in own[k : k + size]
+        ]
+        way = -1 if turned else 1
+        inputs, texts = ([one[which] for one in every[::way]] for which in (0, 1))
+        if (given := self.score([task.handle for task in inputs], texts)) is None:
+            return None
+        earned = (given[::way] * self.weights).reshape(len(starts), len(filled), size, -1)
+        return earned.transpose(0, 2, 1, 3).reshape(-1, len(filled), len(self.weights))[: len(of_tasks[0])]
+
+    def sums(self, given: np.ndarray) -> np.ndarray:
+        """[kinds, tasks] of the reward functions that name a column of answers."""
+        return np.nansum(given * self.own, 2)
 
 
 def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Finding]:
     """Fill the matrix with what transcripts of the tasks earn."""
-    tasks, weights = matrix.hand.tasks, trainer.reward_weights.double().cpu().numpy()
-    columns, own = found.columns, np.array(found.namers)
-
-    if trainer.args.remove_unused_columns:
-        told = (
-            f"reward functions use {', '.join(map(repr, columns))}, and remove_unused_columns=True keeps it from them"
-        )
-        return [Finding.of("reward functions get the columns that they use", ("reward-wrong", told), "grading")]
-
-    def earned(texts: Sequence[Sequence[str]], turned: bool = False) -> np.ndarray | None:
-        """[tasks, kinds, F]. `texts`: of each task, one of each kind. A group is filled up with empty replies.
-
-        `turned`: they are scored in the opposite order.
-        """
-        filled = [[*own, *[""] * (-len(own) % trainer.num_generations)] for own in texts]
-        inputs = [task.handle for task, own in zip(tasks, filled, strict=True) for _ in own]
-        flat, way = [text for own in filled for text in own], -1 if turned else 1
-        given = score(inputs[::way], flat[::way])
-        given = given if given is None else given[::way]
-        return None if given is None else (given * weights).reshape(len(tasks), len(filled[0]), -1)[:, : len(texts[0])]
-
+    tasks, columns, earned = matrix.hand.tasks, found.columns, _Scores(trainer, matrix.hand.tasks, score, found.namers)
+    if trainer.args.remove_unused_columns and columns:
+        told = f"{', '.join(map(repr, columns))}: remove_unused_columns=True keeps it from them"
+        return [_finding("reward functions get the columns that they use", "reward-wrong", True, told)]
     ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
-    asked = [["", *(_said(task, *way) for way in ways)] for task in tasks]
-    first, turned = earned(asked), earned(asked, turned=True)
+    nothing = [
+        [""] * len(tasks),
+        [OTHER_WORDS] * len(tasks),
+        [messages_of(t.handle.get("prompt"))[-1].text for t in tasks],
+    ]
+    asked = nothing + [[_said(task, *way) for task in tasks] for way in ways]
+    first = earned(asked)
+    turned = earned(asked, turned=True) if columns else first
     if first is None or turned is None:
         return []
     if (ordered := order(first, turned, lambda: earned(asked))).verdict == "fail":
         return [ordered]
-    names, sums = trainer.reward_func_names, np.nansum(first * own, 2)
-    matrix.cells[EMPTY] = {i: _played(task, "", first[i, 0], names) for i, task in enumerate(tasks)}
-    lifts = dict(zip(ways, (sums[:, 1:] - sums[:, :1]).mean(0).tolist(), strict=True))
-    best, found.silence = max(lifts, key=lambda way: lifts[way]), float(sums[:, 0].mean())
-    if trainer.tools or trainer.environments is not None:
+    every, sums = np.nansum(first[: len(nothing)], 2), earned.sums(first)
+    found.anything = float(every[0, 0]) if np.ptp(every) <= TOLERANCE else math.nan
+    for kind, texts, parts in zip((EMPTY, "other words", ECHO), nothing, first, strict=False):
+        matrix.cells[kind] = _played(tasks, texts, parts, earned.names)
+    if not columns or trainer.tools or trainer.environments is not None:
         return []
+    lifts = dict(zip(ways, (sums[len(nothing) :] - sums[0]).mean(1).tolist(), strict=True))
+    best, found.silence = max(lifts, key=lambda way: lifts[way]), float(sums[0].mean())
+    k = len(nothing) + ways.index(best)
     if lifts[best] <= TOLERANCE:
         found.pays = False
-        paid = bool((sums[:, :1] > TOLERANCE).all() and np.isclose(sums[:, ways.index(best) + 1], sums[:, 0]).all())
-        told = (
-            f"an empty reply earns {found.silence:.3g}, and no text of {', '.join(map(repr, columns))} in any form more"
-        )
-        return [Finding.of(SILENCE, ("reward-wrong" if paid else None, told), "grading")]
-    hand, k = matrix.hand, ways.index(best) + 1
-    hand.turns = [(Turn(_said(task, *best)),) for task in tasks]
-    hand.golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
-    cells = {PERFECT: {i: _played(t, hand.turns[i][0].text, first[i, k], names) for i, t in enumerate(tasks)}}
+        paid = bool((sums[0] > TOLERANCE).all() and np.isclose(sums[k], sums[0]).all())
+        told = f"an empty reply earns {found.silence:.3g}, no text of {', '.join(map(repr, columns))} in any form more"
+        return [_finding(SILENCE, "reward-wrong", paid, told)]
+    return _of_kinds(earned, matrix, found, lifts, best, (asked[k], first[k], sums[k], sums[0]))
+
+
+def _of_kinds(
+    earned: _Scores, matrix: Matrix, found: Before, lifts: dict[Any, float], best: Any, paid: tuple[Any, ...]
+) -> list[Finding]:
+    """Beside the texts in the form that is paid `best`, score `KINDS`. `paid`: these texts, what they earn, and an empty reply."""
+    hand, tasks, (texts, parts, most, silence) = matrix.hand, matrix.hand.tasks, paid
+    hand.turns = [(Turn(text),) for text in texts]
+    hand.golds = golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
+    cells = {PERFECT: _played(tasks, texts, parts, earned.names)}
     known = Known(hand, {**matrix.cells, **cells})
-    makes = {kind: {**CHEAP, **OTHERS}[kind] for kind in KINDS}
-    made = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in makes.items()}
-    second = earned([[(own_[i] or (Turn(),))[-1].text for own_ in made.values()] for i in range(len(tasks))])
-    if second is None:
-        hand.golds = [""] * len(tasks)
+    turns = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in KINDS.items()}
+    made = {kind: [own[-1].text if own else None for own in of] for kind, of in turns.items()}
+    hand.golds = [""] * len(tasks)
+    if (second := earned(made.values())) is None:
         return []
-    for j, (kind, turns) in enumerate(made.items()):
-        texts = {i: own_[-1].text for i, own_ in enumerate(turns) if own_}
-        cells[kind] = {i: _played(tasks[i], text, second[i, j], names) for i, text in texts.items()}
-    others = {i: float(np.nansum(second[i, KINDS.index(WRONG)] * own)) for i in cells[WRONG]}
-    found.pays = float(np.mean([sums[i, k] - value for i, value in others.items()])) > TOLERANCE if others else None
-    said = [_worked(hand, lifts, best)] if found.pays is not False else []
-    if all(PADDED.fullmatch(answer) for answer in hand.golds):
-        pairs = [(turns[0].text, answer) for turns, answer in zip(hand.turns, hand.golds, strict=True)]
-        short = earned([[text.replace(answer, answer.partition(".")[0].replace(",", ""))] for text, answer in pairs])
-        lift = math.nan if short is None else float((np.nansum(short * own, 2)[:, 0] - sums[:, 0]).mean())
-        told = (
-            f"{pairs[0][1]!r} earns {lifts[best]:.3g} above an empty reply, without decimals and separators {lift:.3g}"
-        )
-        cause = "answers-not-parsed" if lift <= 0.1 * lifts[best] else None
-        said.append(
-            Finding.of("whole numbers may be written without decimals and separators", (cause, told), "grading")
-        )
-    if not found.pays:  # which of these texts are right is not known
-        hand.golds = [""] * len(tasks)
+    cells |= {kind: _played(tasks, made[kind], own, earned.names) for kind, own in zip(made, second, strict=True)}
+    sums = dict(zip(made, earned.sums(second), strict=True))
+    # Which of these texts are right is known where that of another row earns less.
+    others = [*cells[WRONG]]
+    found.pays = float((most - sums[WRONG])[others].mean()) > TOLERANCE if others else None
+    said = [_worked(golds, lifts, best)] if found.pays is not False else []
+    if all(PADDED.fullmatch(answer) for answer in golds):
+        lift = float((sums[SHORT] - silence).mean())
+        told = f"{golds[0]!r} earns {lifts[best]:.3g} above an empty reply, without decimals and separators {lift:.3g}"
+        check = "whole numbers may be written without decimals and separators"
+        said.append(_finding(check, "answers-not-parsed", lift <= 0.1 * lifts[best], told))
+    if not found.pays:
         return said
-    found.form = best[1] if any(mark in best[1] for mark in MARKS) else ""
+    hand.golds, found.form = golds, best[1] if any(mark in best[1] for mark in MARKS) else ""
     matrix.cells |= cells
     asked_for = [mark for mark in MARKS if all(mark in task.prompt for task in tasks)]
     if asked_for:
         most = max(lift for (_, form, _), lift in lifts.items() if any(mark in form for mark in asked_for))
-        told = (
-            f"prompts have {', '.join(asked_for)}, which earns at most {most:.3g}; {best[1]!r} earns {lifts[best]:.3g}"
-        )
-        cause = "answers-not-parsed" if most <= TOLERANCE else None
-        said.append(Finding.of("the form that prompts ask for is paid", (cause, told), "grading"))
+        told = f"{', '.join(asked_for)} of the prompts earns at most {most:.3g}; {best[1]!r} earns {lifts[best]:.3g}"
+        said.append(_finding("the form that prompts ask for is paid", "answers-not-parsed", most <= TOLERANCE, told))
     return said
 
 
@@ -331,58 +406,65 @@ def _said(task: Task, column: str, form: str, last: bool) -> str:
     return form.format(text.split()[-1] if last and text else text)
 
 
-def _worked(hand: Hand, lifts: dict[Any, float], best: Any) -> Finding:
+def _worked(golds: Sequence[str], lifts: Mapping[Any, float], best: Any) -> Finding:
     """A worked solution marks its answer; other long texts, such as a program, may have to be given as they are."""
     check = "a right answer is paid without its worked solution word for word"
-    marked = all(shown(gold) and len(gold.split()) >= LONG for gold in hand.golds)
+    marked = all(shown(gold) and len(gold.split()) >= LONG for gold in golds)
     short = max(lift for (column, _, last), lift in lifts.items() if last and column == best[0])
     told = f"the text of column {best[0]!r} earns {lifts[best]:.3g} above an empty reply, its last word at most {short:.3g}"
     wrong = not best[2] and marked and short <= TOLERANCE
-    return Finding.of(check, ("answers-not-parsed" if wrong else None, told), "grading")
+    return _finding(check, "answers-not-parsed", wrong, told)
 
 
 def _template(trainer: Any, task: Task) -> list[Finding]:
-    """What the chat template makes of the first row's prompt."""
-    prompt = task.handle.get("prompt")
-    if not isinstance(prompt, list) or trainer.environment_factories is not None:
+    """What the chat template makes of the first row's prompt, or what is left to do of one that is rendered already."""
+    prompt, tokenizer = task.handle.get("prompt"), tokenizer_of(trainer)
+    if trainer.environment_factories is not None or not tokenizer.chat_template:
         return []
-    from transformers.utils import get_json_schema
+    tools = schemas(trainer) or None
 
-    tokenizer = tokenizer_of(trainer)
-    tools = [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()] or None
-    found, names = [], [str(tool["function"]["name"]) for tool in tools or ()]
-    whole, closed = (
-        tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=open_)
-        for open_ in (True, False)
-    )
-    missing = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", whole)]
-    lacks = "prompt-incomplete"
-    if tools:
-        told = (
-            f"the template's prompt does not name {', '.join(missing)}" if missing else f"it names {', '.join(names)}"
+    def rendered(messages: Any, header: bool = False) -> str:
+        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=header)
+
+    asked = [{"role": "user", "content": REPLY}]
+    # Of the special tokens those that the template writes around a text: others, such as an image's, may stand in a message.
+    special = [t for t in tokenizer.all_special_tokens if len(t) > 2 and t in rendered(asked, True)]
+    found, names = list[Finding](), [str(tool["function"]["name"]) for tool in tools or ()]
+
+    def add(check: str, wrong: Any, told: str) -> None:
+        found.append(_finding(check, "prompt-incomplete", wrong, told, "rows"))
+
+    if isinstance(prompt, str):
+        end, header = (
+            rendered(asked).rpartition(REPLY)[2].strip(),
+            rendered(asked, True).removeprefix(rendered(asked)).strip(),
         )
-        found.append(Finding.of("prompts describe the tools", (lacks if missing else None, told), "rows"))
+        if end and header and any(token in prompt for token in special):  # else a text that is to be gone on with
+            first = tokenizer(prompt)["input_ids"][:2]
+            told = f"the prompt ends with {prompt[-40:]!r}; the template opens a turn with {header!r}"
+            add("prompts that are rendered open the assistant's turn", prompt.rstrip().endswith(end), told)
+            twice = bool(tokenizer.bos_token) and first == [tokenizer.bos_token_id] * 2
+            told = f"the prompt begins with {prompt[:20]!r}, and its ids with {first}"
+            add("prompts that are rendered begin with one start token", twice, told)
+        return found
+    whole, closed = rendered(prompt, True), rendered(prompt)
+    if tools:
+        missing = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", whole)]
+        named = f"does not name {', '.join(missing)}" if missing else f"names {', '.join(names)}"
+        add("prompts describe the tools", missing, f"the template's prompt {named}")
     texts = [(m["role"], m.get("content")) for m in prompt if m["role"] in ("system", "user")]
     lost = [role for role, text in texts if isinstance(text, str) and not _holds(whole, text)]
     told = f"messages of {', '.join(dict.fromkeys(lost))} are not in it" if lost else f"{len(texts)} messages are in it"
-    found.append(Finding.of("prompts hold what the messages say", (lacks if lost else None, told), "rows"))
-    reply = tokenizer.apply_chat_template(
-        [*prompt, {"role": "assistant", "content": REPLY}], tools=tools, tokenize=False
-    )
+    add("prompts hold what the messages say", lost, told)
+    reply = rendered([*prompt, {"role": "assistant", "content": REPLY}])
     header = reply.partition(REPLY)[0].removeprefix(closed) if reply.startswith(closed) else ""
-    opens = whole != closed or not header.strip()  # some templates need no header
     told = f"the prompt ends with {whole[-40:]!r}; a turn begins with {header!r}"
-    found.append(Finding.of("the template opens the assistant's turn", (None if opens else lacks, told), "rows"))
-    # Of the special tokens those that the template writes around a text: others, such as an image's, may stand in a message.
-    plain = tokenizer.apply_chat_template(
-        [{"role": "user", "content": REPLY}], tokenize=False, add_generation_prompt=True
-    )
-    special = [token for token in tokenizer.all_special_tokens if len(token) > 2 and token in plain]
+    add("the template opens the assistant's turn", whole == closed and header.strip(), told)  # some need no header
     twice = [token for token in special if any(isinstance(text, str) and token in text for _, text in texts)]
     told = f"of {', '.join(special) or 'no token'} {', '.join(twice) or 'none'} stands in a message"
-    found.append(Finding.of("the template is applied once", (lacks if twice else None, told), "rows"))
+    add("the template is applied once", twice, told)
     if tools:
-        found.append(_call(trainer, tokenizer, prompt, tools))
+        found.append(_call(trainer, prompt, tools, rendered))
     return found
 
 
@@ -390,36 +472,35 @@ FEW_TOKENS = 0.1
 """Share of the tokens below which top_entropy_quantile leaves hardly a signal: half of the 0.2 of arXiv:2506.01939."""
 DECAY = 0.01
 """Share of the weights that decay may take away in a step: usual settings take 1e-9 to 1e-5."""
-ALTERS: dict[str, Any] = {
-    **dict.fromkeys(("min_new_tokens", "min_tokens", "min_length", "no_repeat_ngram_size", "presence_penalty"), 0),
-    **dict.fromkeys(("frequency_penalty", "epsilon_cutoff", "eta_cutoff"), 0),
-    **dict.fromkeys(("bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), None),
-    **dict.fromkeys(
-        ("logit_bias", "allowed_token_ids", "forced_bos_token_id", "forced_eos_token_id", "penalty_alpha"), None
-    ),
-    **dict.fromkeys(("typical_p", "repetition_penalty", "encoder_repetition_penalty", "num_beams"), 1),
-    "do_sample": True,
+_NEUTRAL = {
+    0: "min_new_tokens min_tokens min_length no_repeat_ngram_size presence_penalty frequency_penalty epsilon_cutoff eta_cutoff",
+    1: "typical_p repetition_penalty encoder_repetition_penalty num_beams do_sample",
+    None: "bad_words bad_words_ids suppress_tokens begin_suppress_tokens sequence_bias logit_bias allowed_token_ids "
+    "forced_bos_token_id forced_eos_token_id penalty_alpha",
 }
+ALTERS = {name: value for value, names in _NEUTRAL.items() for name in names.split()}
 """Arguments of generate() and of vLLM that change how tokens are drawn, each with the value with which it does not. Others, such
 as top_p, are settings of the trainer."""
 
 
-def _settings(args: Any) -> list[Finding]:
+def _settings(trainer: Any) -> list[Finding]:
+    args, dropped = trainer.args, dropout(trainer)
     asked = {"repetition_penalty": args.repetition_penalty, **(args.generation_kwargs or {})}
     given = {k: v for k, v in asked.items() if k in ALTERS and v not in (None, [], {}, ALTERS[k])}
     told = ", ".join(f"{name}={value}" for name, value in given.items())
     told = f"{told}: tokens are drawn otherwise than training computes" if given else "nothing does"
-    drawn = "nothing but the settings of training decides how tokens are drawn"
     share = f"top_entropy_quantile={args.top_entropy_quantile:g}, the share of the tokens, the least certain ones, that is trained"
     decay = args.learning_rate * args.weight_decay
     taken = f"weight_decay x learning_rate takes {decay:.2g} of all weights away in a step"
-    few = "signal-left-out" if args.top_entropy_quantile < FEW_TOKENS else None
+    much = any(name == "the model" or of > DROPOUT for name, of in dropped.items())
+    random = ", ".join(f"{name} drops {of:g} of its activations" for name, of in dropped.items()) or "nothing is"
+    drawn = "nothing but the settings of training decides how tokens are drawn"
+    deciding, few = "enough of the deciding tokens are trained", args.top_entropy_quantile < FEW_TOKENS
     return [
-        Finding.of(drawn, ("sampling-altered" if given else None, told), "sampling"),
-        Finding.of(
-            "weight decay keeps the weights", ("learning-rate-too-high" if decay > DECAY else None, taken), "optimizer"
-        ),
-        Finding.of("enough of the deciding tokens are trained", (few, share), "sampling"),
+        _finding("little is dropped at random", "dropout-in-training", much, random, "logprobs"),
+        _finding(drawn, "sampling-altered", given, told, "sampling"),
+        _finding("weight decay keeps the weights", "learning-rate-too-high", decay > DECAY, taken, "optimizer"),
+        _finding(deciding, "signal-left-out", few, share, "sampling"),
     ]
 
 
@@ -428,7 +509,7 @@ def _holds(whole: str, text: str) -> bool:
     return "".join(text.split())[:60] in "".join(whole.split())
 
 
-def _call(trainer: Any, tokenizer: Any, prompt: Any, tools: list[Any]) -> Finding:
+def _call(trainer: Any, prompt: Any, tools: list[Any], rendered: Callable[..., str]) -> Finding:
     """A tool call as the template writes it is read as the same call."""
     from trl.chat_template_utils import parse_response
 
@@ -439,14 +520,14 @@ def _call(trainer: Any, tokenizer: Any, prompt: Any, tools: list[Any]) -> Findin
     call = {"type": "function", "function": {"name": tool["name"], "arguments": arguments}}
     said = [*prompt, {"role": "assistant", "content": "", "tool_calls": [call]}]
     try:
-        start = tokenizer.apply_chat_template(prompt, tools=tools, tokenize=False, add_generation_prompt=True)
-        text = tokenizer.apply_chat_template(said, tools=tools, tokenize=False)
+        start, text = rendered(prompt, True), rendered(said)
         if not text.startswith(start):
             return Finding(check, "unsure", "the template writes earlier turns otherwise", None, "tools")
-        ids, prefix = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text[len(start) :], start))
+        parts = (text[len(start) :], start)
+        ids, prefix = (trainer._tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts)
         read = parse_response(trainer._tokenizer, ids, prefix=prefix, tools=tools).get("tool_calls") or []
     except Exception as error:  # templates and parsers raise what they like
         return Finding(check, "unsure", f"{type(error).__name__}: {error}", None, "tools")
     same = [(one["function"]["name"], one["function"]["arguments"]) for one in read] == [(tool["name"], arguments)]
     told = f"of {text[len(start) :].strip()[:80]!r} {'it' if same else 'no such call'} is read"
-    return Finding.of(check, (None if same else "calls-not-read", told), "tools")
+    return _finding(check, "calls-not-read", not same, told, "tools")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import zlib
-from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from plumbob.doctor import trends
+from plumbob.doctor.environment.player import Played
+from plumbob.doctor.environment.texts import chosen
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import AT_RANDOM, numbers
-from plumbob.doctor.run_numbers import of_groups
+from plumbob.doctor.reference.model import plain_name
+from plumbob.doctor.saved import alike
+from plumbob.doctor.saved import numbers as numbers_of
 from plumbob.doctor.trl.before import tolerance
-from plumbob.doctor.trl.recording import cut_off, reward_of, trained
-from plumbob.doctor.trl.settings import narrowing
+from plumbob.doctor.trl.recording import cut_off, trained
+from plumbob.doctor.trl.settings import narrowing, text_of
 from plumbob.doctor.trl.watching import Round
 
 LOGGED = {
@@ -68,66 +74,38 @@ class WeightSample:
         return numbers(torch.stack(own)).astype(float) if own else np.zeros((0, AT_RANDOM))
 
 
-def row_of(trainer: Any, made: Round, before: np.ndarray, after: np.ndarray, step: int) -> dict[str, float]:
+def row_of(
+    trainer: Any, made: Round, played: Sequence[tuple[Played, bool]], before: np.ndarray, after: np.ndarray, step: int
+) -> dict[str, float]:
     """The numbers of a step (from 0). `before`, `after`: `WeightSample`s of the weights that it began with and left."""
-    rewards = [reward_of(trainer, made, i)[1] for i in range(len(made.inputs))]
-    finite = [r for r in rewards if np.isfinite(r)]
-    groups = [
-        np.array(rewards[i : i + trainer.num_generations]) for i in range(0, len(rewards), trainer.num_generations)
-    ]
-    groups = [g[np.isfinite(g)] for g in groups if np.isfinite(g).any()]
-    live = [g for g in groups if np.ptp(g) > 0]
-    most = max(map(len, made.ids), default=0)  # what ends earlier without an end token is cut off by no limit
-    cut = statistics.fmean(cut_off(trainer, ids) and len(ids) == most for ids in made.ids) if made.ids else 0.0
+    size, rewards = trainer.num_generations, np.array([one.reward for one, _ in played])
+    groups = [own[np.isfinite(own)] for own in (rewards[i : i + size] for i in range(0, len(rewards), size))]
+    live = [own for own in groups if own.size and np.ptp(own) > 0]
     moved = after - before
-    row = {
-        "step": step + 1.0,
-        **of_groups([g.tolist() for g in groups]),
-        "reward/group_std": statistics.pstdev([float(g.mean()) for g in groups]) if groups else 0.0,
+    row = numbers_of(int(step) + 1, played, LIMIT) | {
         "groups/tiny_spread_share": sum(np.ptp(g) < TINY * np.abs(g).max() for g in live) / max(len(live), 1),
         "advantage/mean_abs": float(made.output["advantages"].float().abs().mean()),
-        "rollout/count": float(len(rewards)),
-        "rollout/not_finite": float(len(rewards) - len(finite)),
         "rollout/sampled_tokens": statistics.fmean(map(len, made.ids)) if made.ids else 0.0,
-        "rollout/truncated_share": cut,
-        f"rollout/stopped/{LIMIT}": cut,
         "optimizer/updates": 1.0,
         "optimizer/update_rms": float(np.sqrt(np.mean(moved**2))),
         "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(before), 1e-30)),
     }
-    if str(getattr(trainer.args.optim, "value", trainer.args.optim)).startswith(
-        "adam"
-    ):  # others may leave weights as they are
+    if text_of(trainer.args.optim).startswith("adam"):  # others may leave weights as they are
         row["optimizer/moved_share"] = float((moved != 0).mean())
         row["optimizer/still_tensors"] = float((moved == 0).all(1).mean())
-    if trainer.tools and made.completions and isinstance(made.completions[0], list):
-        turns = [[m for m in one if m.get("role") == "assistant"] for one in made.completions]
+    if trainer.tools:
         row["rollout/tools"] = float(len(trainer.tools))
-        row["rollout/turns"] = statistics.fmean(map(len, turns))
-        row["rollout/tool_calls"] = statistics.fmean(sum(len(m.get("tool_calls") or ()) for m in own) for own in turns)
         # TRL's own count: results that do not fit any more stand in no completion.
         failures = trainer._metrics["train"].get("tools/failure_frequency") or [0.0]
         row["rollout/tool_errors"] = failures[-1] * row["rollout/tool_calls"]
     return row
 
 
-ALIKE = "equal completions of a prompt earn equal rewards"
-
-
-def alike(trainer: Any, made: Round, step: int) -> Finding:
+def equal_ones(trainer: Any, made: Round, played: Sequence[Played], step: int) -> Finding:
     """Whether equal completions of one prompt have equal rewards: what differs there is no property of the completion."""
-    seen: dict[Any, list[float]] = defaultdict(list)
-    for i, ids in enumerate(made.ids):
-        seen[i // trainer.num_generations, tuple(ids)].append(reward_of(trainer, made, i)[1])
-    apart = [max(r) - min(r) for r in seen.values() if len(r) > 1]
-    if not apart:
-        return Finding(ALIKE, "unsure", "no two completions of a prompt were equal", None, "grading")
-    rewards = [reward_of(trainer, made, i)[1] for i in range(len(made.ids))]
-    wrong = [a for a in apart if a > tolerance(np.array(rewards))]
-    said = f"{len(wrong)} of {len(apart)} sets of equal completions have different rewards, by up to {max(apart):.3g}"
-    if wrong:
-        return Finding(ALIKE, "fail", said, "reward-nondeterministic", "grading", step + 1)
-    return Finding(ALIKE, "pass", said, None, "grading")
+    rewards = [one.reward for one in played]
+    keys = [(i // trainer.num_generations, tuple(ids)) for i, ids in enumerate(made.ids)]
+    return alike(zip(keys, rewards, strict=False), tolerance(np.array(rewards)), step + 1)
 
 
 def ended(trainer: Any, made: Round) -> list[Finding]:
@@ -150,3 +128,44 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
             Finding.of(check, ("row-not-what-was-sampled", told) if lost else (None, f"{len(cut)} completions"), "rows")
         )
     return found
+
+
+SAVED = "what save_model writes is the trained model"
+COMPARED, ULPS = 8, 4
+"""Tensors of a saved model that are compared, and units in the last place by which a merged one may differ."""
+
+
+def saved(trainer: Any, folder: Path) -> Finding:
+    """Whether what `save_model` has just written is what the trainer has in memory: its trained tensors, or, of an adapter that is
+    merged, the weights with it.
+    """
+    from safetensors import safe_open
+
+    model, places = trainer.accelerator.unwrap_model(trainer.model), dict[str, Path]()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            places |= dict.fromkeys(tensors.keys(), file)
+    own = {name.replace(".default.", "."): p.detach() for name, p in trained(trainer).items()}
+    merged = {plain_name(f"{n}.weight"): m for n, m in model.named_modules() if hasattr(m, "get_delta_weight")}
+    names = [name for name in own if name in places] or [name for name in merged if name in places]
+    apart = []
+    for name in (names[i] for i in chosen(len(names), COMPARED)):
+        with safe_open(places[name], "pt") as tensors:
+            there = tensors.get_tensor(name)
+        if name in own:
+            here, room = own[name], 0.0
+        else:
+            layer = merged[name]
+            here = layer.get_base_layer().weight.detach() + layer.get_delta_weight(layer.active_adapters[0])
+            room = ULPS * torch.finfo(there.dtype).eps if there.is_floating_point() else math.inf
+        here = here.to("cpu", there.dtype)
+        if here.shape != there.shape or bool(((there - here).abs() > room * here.abs()).any()):
+            apart.append(name)
+    told = f"of {min(len(names), COMPARED)} tensors in {folder} {len(apart)} are not those that were trained"
+    if not names:
+        return Finding(
+            SAVED, "unsure", f"{folder} has no tensors of the names of those that are trained", None, "saved"
+        )
+    return Finding.of(
+        SAVED, ("saved-model-differs" if apart else None, f"{told}{f', such as {apart[0]}' if apart else ''}"), "saved"
+    )

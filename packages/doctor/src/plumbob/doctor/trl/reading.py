@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from plumbob.doctor import record as records
 from plumbob.doctor import stages
@@ -21,6 +20,7 @@ from plumbob.doctor.format import files_of, read_right
 from plumbob.doctor.trends import Plan, Trends, judge
 from plumbob.doctor.trl.settings import STAGES
 from plumbob.doctor.trl.words import REMEDIES, in_words_of_trl
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, with_config
 
 COURSE = "run.json"
 """File in the folder of records that says what no record does."""
@@ -33,6 +33,7 @@ MOST_RECORDS = 12
 """Most records of a run that are compared with the reference."""
 
 
+@with_config(ConfigDict(ser_json_inf_nan="constants"))
 @dataclass
 class Reading:
     """What the records of a run say."""
@@ -43,7 +44,11 @@ class Reading:
     found: list[Finding] = field(default_factory=list)
     grading: list[Finding] = field(default_factory=list)
     """What rewards show without a record."""
-    trends: Trends = field(default_factory=lambda: Trends(Plan()))
+    trends: Annotated[
+        Trends,
+        PlainSerializer(lambda t: {"plan": t.plan, "patience": t.patience, "steps": t.numbers.rows}),
+        PlainValidator(lambda t: judge(t["steps"], Plan(**t["plan"]), patience=t["patience"])),
+    ] = field(default_factory=lambda: Trends(Plan()))
     examined: int = 0
     ended: bool = False
     of_trl: bool = True
@@ -86,30 +91,12 @@ class Reading:
         return [f for f in new if f.cause and f.check not in known]
 
     def _outcome(self, stage: Any, x: stages.Examined) -> stages.Outcome:
-        if self.of_trl and stage is stages.update and x.record.settings.weight_decay:
-            return _update_by_decay(x)
         adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
         with x.plain.having(adapter) if x.plain and adapter else contextlib.nullcontext():
             result = stage(x)
         assert isinstance(result, stages.Outcome)
-        if (
-            result.verdict == "fail"
-            and x.live
-            and x.live.drops()
-            and stage in (stages.engine_logprobs, stages.trainer_logprobs)
-        ):
-            if 0 < x.record.settings.lora_dropout <= stages.DROPOUT:
-                return stages.Outcome(
-                    result.stage, result.check, "not examined", evidence="the adapter's dropout moves them"
-                )
-            if not result.what:  # TRL drops while it generates, too
-                result.cause, result.what = "dropout-in-training", "dropout while completions are generated"
-        if (
-            result.cause == "engine-trainer-mismatch"
-            and stage is stages.trainer_logprobs
-            and not result.what
-            and x.live
-        ):
+        unexplained = result.cause == "engine-trainer-mismatch" and not result.what
+        if unexplained and stage is stages.trainer_logprobs and x.live:
             rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in (x.record.rows[i] for i in x.drawn[:6])]
             if x.live.pads_wrongly(rows, result.limit):
                 result.cause, result.what = "attention-or-positions-wrong", "padding that changes what a row computes"
@@ -119,8 +106,7 @@ class Reading:
         """Take in findings about rewards; returns failures of checks that did not fail before."""
         place = self.places.get("grading", "")
         found = [
-            dataclasses.replace(f, place=f.place or (place if f.stage == "grading" else "")) if f.cause else f
-            for f in found
+            dataclasses.replace(f, place=f.place or place) if f.cause and f.stage == "grading" else f for f in found
         ]
         known = {f.check for f in self.grading if f.cause}
         self.grading += found
@@ -130,10 +116,9 @@ class Reading:
         """Take in the numbers of a step; returns what they refute for the first time."""
         return [self._in_words(finding) for finding in self.trends.add(row)]
 
-    def broken(self, why: str) -> list[Finding]:
+    def broken(self, why: str) -> None:
         """A record could not be compared."""
         self.found.append(Finding("a recorded step can be computed again", "error", why, None, "logprobs"))
-        return []
 
     def examination(self) -> Examination:
         x = Examination("the script", "the model", remedies=REMEDIES if self.of_trl else {})
@@ -158,42 +143,13 @@ class Reading:
     def _in_words(self, finding: Finding) -> Finding:
         return dataclasses.replace(finding, evidence=in_words_of_trl(finding.evidence)) if self.of_trl else finding
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> bytes:
         """What no record says, for `of_folder`."""
-        return {
-            "left_out": self.left_out,
-            "script": self.script,
-            "options": self.options,
-            "places": self.places,
-            "limits": self.limits,
-            "ended": self.ended,
-            "examined": self.examined,
-            "found": [dataclasses.asdict(f) for f in merged(self.found)],
-            "grading": [dataclasses.asdict(f) for f in merged(self.grading)],
-            "plan": dataclasses.asdict(self.trends.plan),
-            "patience": self.trends.patience,
-            "steps": self.trends.numbers.rows,
-        }
+        once = dataclasses.replace(self, found=merged(self.found), grading=merged(self.grading))
+        return KEPT.dump_json(once, indent=1)
 
 
-def _update_by_decay(x: stages.Examined) -> stages.Outcome:
-    """The stage `update`, for tensors with weight decay and then for those that transformers trains without it."""
-    with_decay = stages.update(dataclasses.replace(x, record=_of_decay(x.record, True)))
-    if with_decay.verdict == "fail":
-        return with_decay
-    without = stages.update(dataclasses.replace(x, record=_of_decay(x.record, False)))
-    return with_decay if without.verdict == "not examined" else without
-
-
-def _of_decay(record: records.StepRecord, decay: bool) -> records.StepRecord:
-    """The record with the gradients of those tensors alone that have, or do not have, weight decay."""
-
-    def kept(tensor: records.TensorSample) -> records.TensorSample:
-        return tensor if (tensor.weight_decay > 0) is decay else dataclasses.replace(tensor, gradient=None)
-
-    updates = [dataclasses.replace(one, tensors=[kept(t) for t in one.tensors]) for one in record.updates]
-    given = record.settings if decay else dataclasses.replace(record.settings, weight_decay=0.0)
-    return dataclasses.replace(record, updates=updates, settings=given)
+KEPT = TypeAdapter(Reading)
 
 
 def of_folder(folder: Path) -> Reading:
@@ -229,17 +185,11 @@ def of_folder(folder: Path) -> Reading:
 
 def _begun(folder: Path) -> Reading:
     try:
-        known: Mapping[str, Any] = json.loads((folder / COURSE).read_text())
-        found, grading = ([Finding(**one) for one in known[name]] for name in ("found", "grading"))
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or one of an earlier version
+        known = KEPT.validate_json((folder / COURSE).read_bytes())
+    except (OSError, ValueError):  # there is none, or one of an earlier version
         return Reading(limits=[NOT_ENDED])
-    course = judge(known["steps"], Plan(**known["plan"]), patience=known["patience"])
-    more: dict[str, Any] = {
-        name: known.get(name) or kind() for name, kind in (("script", list), ("options", dict), ("places", dict))
-    }
-    limits = [*known["limits"], *([] if known["ended"] else [NOT_ENDED])]
-    more |= {"examined": known["examined"], "ended": known["ended"], "folder": folder}
-    return Reading(known["left_out"], limits, found, grading, course, **more)
+    known.folder, known.limits = folder, [*known.limits, *([] if known.ended else [NOT_ENDED])]
+    return known
 
 
 def finding_text(x: Examination, finding: Finding) -> str:

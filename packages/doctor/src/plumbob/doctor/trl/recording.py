@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from plumbob.doctor import record as records
+from plumbob.doctor.environment.player import Played, Task
 from plumbob.doctor.measuring import numbers
-from plumbob.doctor.trl.settings import settings_of
-from plumbob.doctor.trl.watching import Microbatch, Round, Turn, Watch, loss_mask
+from plumbob.doctor.trl.before import messages_of, text_of
+from plumbob.doctor.trl.settings import names_of, schemas, settings_of
+from plumbob.doctor.trl.watching import ROW, Microbatch, Round, Turn, Watch, loss_mask
 
 
 def trained(trainer: Any) -> dict[str, torch.nn.Parameter]:
@@ -27,23 +29,22 @@ def trained(trainer: Any) -> dict[str, torch.nn.Parameter]:
 def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) -> records.StepRecord:
     """The record of step `step` (from 0), which has just been taken."""
     trainer, made = watch.trainer, watch.round
-    made = made and replace(made, output=on_cpu(made.output))
     record = records.StepRecord(step, settings_of(trainer, step), trainer=f"trl {version('trl')}")
     if made is None or not made.output:
         return record
-    record.tools = [tools] if (tools := _schemas(trainer)) else []
+    made = replace(made, output=send_to_device(made.output, "cpu"))
+    record.tools = [tools] if (tools := schemas(trainer)) else []
     fresh = made.step == step  # else weights of earlier steps have sampled them
-    played = [_rollout(trainer, made, i, bool(tools), fresh) for i in range(len(made.inputs))]
-    record.rollouts, record.rows = played, _rows(trainer, made)
+    record.rollouts = [_rollout(trainer, made, i, bool(tools), fresh) for i in range(len(made.inputs))]
+    record.rows = _rows(trainer, made)
     update = records.Update(tensors=list(tensors), norm=math.sqrt(sum(t.gradient_norm**2 for t in tensors)))
     update.trial = next((one.trial for one in watch.microbatches if one.trial is not None), None)
-    left = _keys(made.output)
     for k, one in enumerate(watch.microbatches):
-        one = Microbatch(**on_cpu(vars(one)))
-        for j, (key, own) in enumerate(zip(_keys(one.inputs).elements(), one.weights, strict=True)):
-            row = left.take(key, float(one.inputs["advantages"][j].float().mean()))
-            update.members.append(row)
-            if (given := _trained_row(record, row, k, j, one, own)) is not None:
+        one = Microbatch(**send_to_device(vars(one), "cpu"))
+        rows = one.inputs[ROW].tolist() if ROW in one.inputs else [-1] * len(one.weights)
+        update.members += rows
+        for j, row in enumerate(rows):
+            if (given := _trained_row(record, row, k, j, one, one.weights[j])) is not None:
                 update.trained.append(given)
     record.updates.append(update)
     for row in () if fresh else record.rows:
@@ -56,38 +57,6 @@ def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) 
     return record
 
 
-def on_cpu(given: Any) -> Any:
-    """The same with its tensors on the host: one transfer for each, not one for each row."""
-    if isinstance(given, torch.Tensor):
-        return given.detach().cpu()
-    if isinstance(given, Mapping):
-        return {name: on_cpu(value) for name, value in given.items()}
-    return [on_cpu(one) for one in given] if isinstance(given, list) else given
-
-
-class _keys:
-    """Rows of padded tensors by their content: the loss is given the same rows in another order."""
-
-    def __init__(self, inputs: Mapping[str, Any]) -> None:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1).numpy()
-        self._keys = [row.tobytes() for row in ids]
-        self._places: dict[bytes, list[tuple[int, float]]] = defaultdict(list)
-        for i, (key, advantage) in enumerate(zip(self._keys, inputs["advantages"], strict=True)):
-            self._places[key].append((i, float(advantage.float().mean())))
-
-    def elements(self) -> Sequence[bytes]:
-        return self._keys
-
-    def take(self, key: bytes, advantage: float) -> int:
-        """Index of a row of this content, each once, one with the same advantage first; -1 if there is none."""
-        places = self._places.get(key, [])
-        place = min(places, key=lambda one: abs(one[1] - advantage), default=None)
-        if place is None:
-            return -1
-        places.remove(place)
-        return place[0]
-
-
 def _trained_row(
     record: records.StepRecord, row: int, k: int, j: int, one: Microbatch, weights: torch.Tensor
 ) -> records.TrainedRow | None:
@@ -96,40 +65,32 @@ def _trained_row(
         return None
     whole = record.rows[row].loss_mask
     at = torch.zeros(one.logprobs.shape[1], dtype=torch.bool)
-    length = int(len(whole) - _first(one.inputs["prompt_mask"][j]))
+    length = int(len(whole) - one.inputs["prompt_mask"][j].sum())
     at[:length] = torch.from_numpy(whole[len(whole) - length :])
 
-    def column(tensor: torch.Tensor | None) -> np.ndarray | None:
-        return None if tensor is None else numbers(tensor.cpu().expand(at.shape)[at])
+    def column(tensor: torch.Tensor) -> np.ndarray:
+        return numbers(tensor.expand(at.shape)[at])
 
-    own, old = one.logprobs[j], one.inputs.get("old_per_token_logps")
-    reference, corrections = (one.inputs.get(name) for name in ("ref_per_token_logps", "importance_sampling_ratio"))
-    values = [
-        column(tensor)
-        for tensor in (
-            one.inputs["advantages"][j],
-            weights,
-            own,
-            own if old is None else old[j],
-            torch.ones(1) if corrections is None else corrections[j],
-        )
-    ]
+    def given(name: str) -> np.ndarray | None:
+        return None if one.inputs.get(name) is None else column(one.inputs[name][j])
+
+    own, old, ratio = column(one.logprobs[j]), given("old_per_token_logps"), given("importance_sampling_ratio")
     return records.TrainedRow(
         row,
         k,
-        *values,  # ty: ignore[invalid-argument-type]
-        reference_logprobs=None if reference is None else column(reference[j]),
+        advantages=column(one.inputs["advantages"][j]),
+        weights=column(weights),
+        logprobs=own,
+        old_logprobs=own if old is None else old,
+        corrections=np.ones_like(own) if ratio is None else ratio,
+        reference_logprobs=given("ref_per_token_logps"),
         slopes=column(one.slopes[0][j]) if one.slopes else None,
     )
 
 
-def _first(prompt_mask: torch.Tensor) -> int:
-    return int(prompt_mask.sum())
-
-
 def _rows(trainer: Any, made: Round) -> list[records.Row]:
-    output, names = made.output, list(trainer.reward_func_names)
-    masks, size, rows = loss_mask(output).cpu(), trainer.num_generations, []
+    output, rows = made.output, list[records.Row]()
+    masks, size = loss_mask(output), trainer.num_generations
     for i in range(len(made.inputs)):
         prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
         ids, counted = output["completion_ids"][i].tolist(), masks[i]
@@ -151,7 +112,7 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
                 loss_mask=np.array([False] * len(prompt) + counted[:length].tolist(), bool),
                 reward=reward,
                 advantage=float(output["advantages"][i].float().mean()),
-                rewards=dict(zip(names, parts, strict=True)) if parts else {},
+                rewards=parts,
                 truncated=cut_off(trainer, sampled),
                 sampling_logprobs=None if sampling is None else numbers(sampling[i][: len(counted)][counted]),
             )
@@ -159,12 +120,27 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
     return rows
 
 
-def reward_of(trainer: Any, made: Round, i: int) -> tuple[list[float], float]:
+def reward_of(trainer: Any, made: Round, i: int) -> tuple[dict[str, float], float]:
     """(weighted components, sum) of a completion's reward; NaN if no reward function gave one."""
     if made.rewards is None:
-        return [], math.nan
+        return {}, math.nan
     own = made.rewards[i] * made.reward_weights
-    return np.nan_to_num(own).tolist(), float(np.nansum(own)) if not np.isnan(own).all() else math.nan
+    parts = dict(zip(names_of(trainer), np.nan_to_num(own).tolist(), strict=True))
+    return parts, math.nan if np.isnan(own).all() else float(np.nansum(own))
+
+
+def played_of(trainer: Any, made: Round) -> list[tuple[Played, bool]]:
+    """The completions as rollouts of the tasks that their prompts are, each with whether a limit has cut it off."""
+    most = max(map(len, made.ids), default=0)  # what ends earlier without an end token is cut off by no limit
+    found = list[tuple[Played, bool]]()
+    for i, row in enumerate(made.inputs):
+        parts, reward = reward_of(trainer, made, i)
+        completion, ids = (of[i] if i < len(of) else "" for of in (made.completions, made.ids))
+        messages = (*messages_of(row.get("prompt")), *messages_of(completion, "assistant", sampled=True))
+        task = Task(f"{i // trainer.num_generations}", "train", row, text_of(row.get("prompt")))
+        one = Played(task, reward, parts, messages, None if math.isfinite(reward) else "not-finite")
+        found.append((one, cut_off(trainer, ids) and len(ids) == most))
+    return found
 
 
 def cut_off(trainer: Any, ids: Sequence[int]) -> bool:
@@ -183,7 +159,7 @@ def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> rec
         name=str(i),
         task=json.dumps(made.inputs[i].get("prompt"), sort_keys=True, default=str),
         reward=reward,
-        rewards=dict(zip(trainer.reward_func_names, parts, strict=True)) if parts else {},
+        rewards=parts,
         requests=_requests(trainer, made, i) if fresh else [],
         messages=messages,
         tools=0 if tools else -1,
@@ -239,12 +215,3 @@ def _goes_on(turn: Turn, found: Sequence[records.Request], made: Round, i: int) 
         return both[: len(whole)] == whole[: len(both)]
 
     return next((at for at in places if has(at)), None)
-
-
-def _schemas(trainer: Any) -> list[dict[str, Any]]:
-    """The tools, as chat templates take them."""
-    from transformers.utils import get_json_schema
-
-    if getattr(trainer, "environment_factories", None) is not None:
-        return []
-    return [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()]

@@ -23,19 +23,10 @@ REDUCTIONS: dict[str, Any] = {
 Stage = Callable[[Examined], Outcome | list[Outcome]]
 
 
-STAGES: tuple[Stage, ...] = (
-    stages.prompts,
-    stages.rows,
-    stages.engine_logprobs,
-    stages.trainer_logprobs,
-    stages.draws,
-    stages.pairing,
-    stages.advantage,
-    stages.reference_policy,
-    stages.slopes,
-    stages.gradient,
-    stages.trained_tensors,
-    stages.update,
+STAGES: tuple[Stage, ...] = tuple(
+    stage
+    for stage in stages.STAGES
+    if stage not in (stages.weights, stages.corrections, stages.served, stages.known_change)
 )
 """Stages of a record of TRL, in the order of the data. TRL states no weight of a single token: its slope is compared."""
 ADAMW = ("adamw_torch", "adamw_torch_fused")
@@ -113,16 +104,9 @@ def rate(args: Any, num_steps: int, step: int) -> float:
     from transformers import get_scheduler
 
     unused = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
-    schedule = get_scheduler(
-        args.lr_scheduler_type,
-        unused,
-        num_warmup_steps=args.get_warmup_steps(num_steps),
-        num_training_steps=num_steps,
-        scheduler_specific_kwargs=args.lr_scheduler_kwargs or None,
-    )
-    functions = getattr(
-        schedule, "lr_lambdas", None
-    )  # all but a few of transformers' schedules are functions of the step
+    warmup, more = args.get_warmup_steps(num_steps), args.lr_scheduler_kwargs or None
+    schedule = get_scheduler(args.lr_scheduler_type, unused, warmup, num_steps, more)
+    functions = getattr(schedule, "lr_lambdas", None)  # all but a few of these schedules are functions of the step
     return args.learning_rate * functions[0](step) if functions else float("nan")
 
 
@@ -130,69 +114,69 @@ def refusal(trainer: Any) -> str | None:
     """Why steps of this trainer are not recorded at all; None if they are."""
     args, kind = trainer.args, str(trainer.accelerator.distributed_type)
     generated = args.steps_per_generation * args.num_iterations
+    multiple = "steps_per_generation x num_iterations is no multiple of gradient_accumulation_steps"
     for applies, why in (
         (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, f"training with {kind.rpartition('.')[2]}"),
         (args.fp16, "training with fp16, which scales gradients"),
         (trainer._is_vlm, "a model that reads images"),
         (
-            generated % args.gradient_accumulation_steps != 0,
-            "completions that are generated more than once in an optimizer step (steps_per_generation x num_iterations is no "
-            "multiple of gradient_accumulation_steps)",
+            bool(generated % args.gradient_accumulation_steps),
+            f"more than one generation in an optimizer step: {multiple}",
         ),
     ):
         if applies:
-            return f"Steps are not recorded: {why} is not supported yet."
+            return f"Steps are not recorded, because this is not supported yet: {why}."
     return None
+
+
+def text_of(option: Any) -> str:
+    """The text of an option that may be a member of an enumeration."""
+    return str(getattr(option, "value", option))
+
+
+def dropout(trainer: Any) -> dict[str, float]:
+    """Where the trainer's model drops activations at random -> the share; TRL does it while it generates, too."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    adapter = _adapter(model).get("lora_dropout", 0.0)
+    own = [m.p for n, m in model.named_modules() if isinstance(m, torch.nn.Dropout) and "lora_dropout" not in n]
+    shares = {"the adapter": adapter, "the model": max([*own, getattr(model.config, "attention_dropout", 0.0) or 0.0])}
+    return {name: share for name, share in shares.items() if share > 0}
 
 
 def unseen(trainer: Any) -> tuple[list[str], set[Stage]]:
     """(a sentence for each thing that a record of this trainer does not show, the stages that are left out for it)."""
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
-    plain_adapter = config is None or (
-        str(getattr(config.peft_type, "value", config.peft_type)) == "LORA" and not config.use_dora
-    )
+    kind = "" if config is None else text_of(config.peft_type)
+    sequence, dropped = args.importance_sampling_level == "sequence", dropout(trainer)
     loss_options = {
         f"loss_type={args.loss_type!r}": args.loss_type not in REDUCTIONS,
         f"top_entropy_quantile={args.top_entropy_quantile:g}": args.top_entropy_quantile < 1,
-        "an entropy bonus": bool(trainer._entropy_bonus_enabled),
+        "an entropy bonus": trainer._entropy_bonus_enabled,
         "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
-        "use_bias_correction_kl with ratios of whole completions": bool(
-            args.use_bias_correction_kl and trainer.beta and args.importance_sampling_level == "sequence"
-        ),
-        "the auxiliary loss of a mixture of experts": bool(trainer.aux_loss_enabled),
+        "use_bias_correction_kl with whole ratios": args.use_bias_correction_kl and trainer.beta and sequence,
+        "the auxiliary loss of a mixture of experts": trainer.aux_loss_enabled,
     }
-    other = [name for name, on in loss_options.items() if on]
-    table: tuple[tuple[bool, str, set[Stage]], ...] = (
-        (
-            bool(trainer.use_transformers_continuous_batching) or trainer.rollout_func is not None,
-            "Completions do not come from transformers' generate(), so how they were sampled was not examined.",
-            {stages.engine_logprobs, stages.draws},
-        ),
-        (bool(other), f"The loss was not compared with its formula, because of {', '.join(other)}.", {stages.slopes}),
-        (
-            args.multi_objective_aggregation != "sum_then_normalize",
-            f"Advantages with multi_objective_aggregation={args.multi_objective_aggregation!r} were not compared.",
-            {stages.advantage},
-        ),
-        (
-            not plain_adapter,
-            "Log-probabilities and gradients of an adapter other than plain LoRA were not compared.",
-            {stages.engine_logprobs, stages.trainer_logprobs, stages.draws, stages.gradient, stages.trained_tensors},
-        ),
-        (
-            trainer.optimizer is not None or str(getattr(args.optim, "value", args.optim)) not in ADAMW,
-            "Updates of another optimizer than TRL's own AdamW were not compared.",
-            {stages.update},
-        ),
-        (
-            any(not p.requires_grad for p in model.parameters()) and config is None,
-            "A part of the weights is frozen; whether the right ones are was not examined.",
-            {stages.trained_tensors},
-        ),
-    )
+    other = ", ".join(name for name, on in loss_options.items() if on)
+    elsewhere = trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
+    several = args.multi_objective_aggregation
+    other_optimizer = trainer.optimizer is not None or text_of(args.optim) not in ADAMW
+    frozen = config is None and any(not p.requires_grad for p in model.parameters())
+    drawn, scored = {stages.engine_logprobs, stages.draws}, {stages.engine_logprobs, stages.trainer_logprobs}
+    of_weights = {stages.gradient, stages.trained_tensors}
+    table: tuple[tuple[Any, str, Any], ...] = (
+        (elsewhere, "how completions are sampled that do not come from transformers' generate()", drawn),
+        (dropped, f"log-probabilities, because {' and '.join(dropped)} drops activations", scored | {stages.gradient}),
+        (max(dropped.values(), default=0) > stages.DROPOUT, "what is sampled, for the same reason", drawn),
+        (other, f"the loss with its formula, because of {other}", {stages.slopes}),
+        (several != "sum_then_normalize", f"advantages, because of {several!r}", {stages.advantage}),
+        (kind and (kind != "LORA" or getattr(config, "use_dora", False)), "what the adapter computes: it is no plain LoRA",
+         drawn | scored | of_weights),
+        (other_optimizer, "updates of another optimizer than AdamW", {stages.update}),
+        (frozen, "which weights are trained: a part is frozen", {stages.trained_tensors}),
+    )  # fmt: skip
     return (
-        [sentence for applies, sentence, _ in table if applies],
+        [f"Not compared: {what}." for applies, what, _ in table if applies],
         set().union(*(left for applies, _, left in table if applies)),
     )
 
@@ -206,6 +190,21 @@ def tokenizer_of(trainer: Any) -> Any:
     if trainer.chat_template_kwargs:
         tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **trainer.chat_template_kwargs)
     return tokenizer
+
+
+def names_of(trainer: Any) -> list[str]:
+    """The names of the reward functions. Two of one name have a number as well."""
+    names = list(trainer.reward_func_names)
+    return [name if names.count(name) == 1 else f"{name} {k}" for k, name in enumerate(names, 1)]
+
+
+def schemas(trainer: Any) -> list[dict[str, Any]]:
+    """The tools, as chat templates take them. Environments have others for each task."""
+    from transformers.utils import get_json_schema
+
+    if getattr(trainer, "environment_factories", None) is not None:
+        return []
+    return [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()]
 
 
 OTHERS = ("trl.", "transformers.", "builtins", "torch.", "abc", "typing")

@@ -52,14 +52,6 @@ class Snapshot:
             parameter.data = given[name].to(self.trainer.accelerator.device, torch.float32)
         return Plain(model.to(self.trainer.accelerator.device).eval(), settings)
 
-    def drops(self) -> bool:
-        """Whether the trainer's model drops activations at random, which TRL does while it generates, too."""
-        config = self.trainer.accelerator.unwrap_model(self.trainer.model).config
-        modules = self.trainer.model.modules()
-        return any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in modules) or bool(
-            getattr(config, "attention_dropout", 0)
-        )
-
     def score(self, rows: Rows, padding: int = 3, *, now: bool = False) -> list[np.ndarray]:
         """The trainer's log-probabilities with these weights, without dropout, in one batch padded on the left.
 

@@ -23,6 +23,9 @@ from plumbob.doctor.trl.settings import narrowing
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
+ROW = "plumbob_row"
+"""Key of what the loss is given: the number of each row before they are shuffled."""
+
 
 @dataclass
 class Turn:
@@ -78,6 +81,7 @@ class Watch:
         self.round: Round | None = None
         self.microbatches: list[Microbatch] = []
         self.gradients_are_complete: Callable[..., None] = lambda: None
+        self.model_is_saved: Callable[[str], None] = lambda folder: None
         self.rescored: Finding | None = None
         """Whether the same completions earn the same if they are scored among others."""
         self._rescore = rescore
@@ -90,6 +94,7 @@ class Watch:
             "compute_loss": self._loss,
             "_get_per_token_logps_and_entropies": self._logprobs,
             "training_step": self._pass,
+            "save_model": self._save,
         }
         for name, wrapper in wrappers.items():
             setattr(trainer, name, functools.partial(wrapper, getattr(trainer, name)))
@@ -105,9 +110,10 @@ class Watch:
         if not self.trainer.model.training:
             return original(inputs, *rest, **more)
         self.round = Round(self.trainer.state.global_step, [dict(one) for one in inputs])
-        self.round.output = original(inputs, *rest, **more)
-        own, self.round = self.round.output, replace(self.round, **of_all_processes(self.trainer, vars(self.round)))
-        return own
+        output = self.round.output = original(inputs, *rest, **more)
+        self.round = replace(self.round, **of_all_processes(self.trainer, vars(self.round)))
+        start, device = self.trainer.accelerator.process_index * len(inputs), output["completion_ids"].device
+        return {**output, ROW: torch.arange(start, start + len(inputs), device=device)}
 
     def _generate(self, original: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
         result = original(prompts, *rest, **more)
@@ -140,28 +146,18 @@ class Watch:
             groups = len(given[0]) % self.trainer.num_generations == 0  # else another process has the rest of a group
             if self._rescore and groups and not own and not more and self.trainer.environments is None:
                 self._rescore = False
-                with self._without_trace(), alone(), suppress(Exception):  # a reward function raises what it likes
-                    # Groups stay whole: a reward may compare within one.
+                # A reward function raises what it likes. Groups stay whole: a reward may compare within one.
+                with self._without_logs(), unchanged_randomness(), alone(), suppress(Exception):
                     half = len(given[0]) // self.trainer.num_generations // 2 * self.trainer.num_generations
                     parts = [part for part in (slice(half), slice(half, None)) if given[0][part]]
                     turned = np.concatenate([values(original(*(one[p][::-1] for one in given)).flip(0)) for p in parts])
-                    found = order(values(rewards)[: len(turned)], turned, lambda: self._again(original, given))
+                    found = order(values(rewards)[: len(turned)], turned, lambda: values(original(*given)))
                     self.rescored = replace(found, step=None if found.verdict == "pass" else 1)
         return rewards
 
-    def _again(self, original: Any, given: Any) -> np.ndarray | None:
-        with suppress(Exception):
-            return values(original(*given))
-        return None
-
-    @contextmanager
-    def _without_trace(self) -> Generator[None]:
-        """What reward functions log in this context is forgotten, and what they draw at random."""
-        with self._without_logs(), unchanged_randomness():
-            yield
-
     @contextmanager
     def _without_logs(self) -> Generator[None]:
+        """What reward functions log in this context is forgotten."""
         names = ("_pending_metrics", "_pending_extra_logs")
         kept = {name: {k: list(v) for k, v in getattr(self.trainer, name).items()} for name in names}
         try:
@@ -174,15 +170,20 @@ class Watch:
     def score(self, inputs: Any, texts: list[str]) -> np.ndarray | None:
         """[B, F] what reward functions give texts as completions of these rows; None if one of them raises.
 
-        Random numbers are drawn on from call to call, so that a reward by chance is not taken for one by the order.
+        They are given as many at once as in training, and whole groups. Random numbers are drawn on from call to call, so that a
+        reward by chance is not taken for one by the order.
         """
-        trainer = self.trainer
-        talks = isinstance(inputs[0]["prompt"], list)
+        trainer, args, found = self.trainer, self.trainer.args, []
+        talks, size = isinstance(inputs[0]["prompt"], list), trainer.num_generations
+        most = max(args.per_device_train_batch_size * args.steps_per_generation // size, 1) * size
         said = [[{"role": "assistant", "content": text}] if talks else text for text in texts]
         ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(texts)["input_ids"]]
         with self._without_logs(), alone(), suppress(Exception):  # a reward function raises what it likes
-            rows = copy.deepcopy(inputs)
-            return values(GRPOTrainer._calculate_rewards(trainer, rows, [row["prompt"] for row in rows], said, ids))
+            for part in (slice(start, start + most) for start in range(0, len(texts), most)):
+                rows = copy.deepcopy(inputs[part])
+                prompts = [row["prompt"] for row in rows]
+                found.append(values(GRPOTrainer._calculate_rewards(trainer, rows, prompts, said[part], ids[part])))
+            return np.concatenate(found)
         return None
 
     # Loss and gradient
@@ -227,6 +228,11 @@ class Watch:
             self.gradients_are_complete()
         return result
 
+    def _save(self, original: Any, output_dir: Any = None, *rest: Any, **more: Any) -> Any:
+        result = original(output_dir, *rest, **more)
+        self.model_is_saved(output_dir or self.trainer.args.output_dir)
+        return result
+
     def _trial(self, loss: Any, model: Any, one: Microbatch) -> LossTrial:
         """Ask the trainer's own loss for the slopes of made-up log-probabilities. What it notes of it is forgotten again."""
         trainer, inputs, own = self.trainer, dict(one.inputs), one.logprobs.detach().clone().requires_grad_()  # type: ignore
@@ -241,10 +247,8 @@ class Watch:
         def scores(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
             return own, torch.zeros_like(own), None
 
-        kept, metrics = (
-            dict(vars(trainer)),
-            {m: {n: list(v) for n, v in of.items()} for m, of in trainer._metrics.items()},
-        )
+        kept = dict(vars(trainer))
+        metrics = {mode: {name: list(v) for name, v in of.items()} for mode, of in trainer._metrics.items()}
         trainer._get_per_token_logps_and_entropies = scores
         try:
             with unchanged_randomness(), torch.enable_grad():

@@ -50,6 +50,7 @@ REMEDIES = {
     "learning-rate-too-high": "Lower learning_rate, or set max_grad_norm.",
     "never-succeeds": "Give easier prompts, a reward with steps, a better model, or a larger max_completion_length.",
     "too-little-signal": "Raise num_generations or temperature, and leave out prompts whose completions all earn the same.",
+    "saved-model-differs": "Look at a subclass's save_model: it must write trainer.model, with its adapter or merged with it.",
     "policy-breaks": "Lower learning_rate, set max_grad_norm, or raise beta.",
 }
 """Id of a cause -> what to do, in options and parts of TRL."""

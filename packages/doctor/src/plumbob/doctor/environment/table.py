@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from plumbob.doctor.causes import CAUSES
-from plumbob.doctor.environment import grading, own_data, state, tasks, tools
+from plumbob.doctor.environment import grading, own_data, tasks, tools
 from plumbob.doctor.environment.inequality import HELD_OUT, Row
 from plumbob.doctor.environment.matrix import Matrix
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
@@ -19,8 +19,8 @@ TABLE: tuple[Row, ...] = (
     Row("finite", "Every rollout has a finite reward", "not-finite", grading.finite, needs=()),
     Row("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", grading.twice, needs=()),
     # What a rollout earns and reads depends on nothing but itself.
-    Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", state.results, "tool", (PERFECT,)),
-    Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.rewards, needs=(EMPTY,)),
+    Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", tools.unlike_alone, "tool", (PERFECT,)),
+    Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", grading.unlike_alone, needs=(EMPTY,)),
     # Right answers are paid.
     Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
     Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
 
-from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted, spread_of
+from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted
 from plumbob.doctor.environment.matrix import BESIDE, REVERSED, TOLERANCE, TWICE, Matrix, alike
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
@@ -71,10 +71,10 @@ def unpaid(m: Matrix) -> Evidence | None:
     for i, error in m.hand.raised.items():
         return Evidence(f"{len(m.hand.raised)} perfect transcripts raise, in {m.hand.tasks[i].key}: {error[:200]}")
     gone = [m.hand.tasks[i].key for i in m.lifts if i not in m.paid]
-    earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
+    earned, empty = (fmean([p.reward for p in m.kind(kind).values()] or [0.0]) for kind in (PERFECT, EMPTY))
     text = (
-        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(gone)} the former earn no "
-        f"more, such as {', '.join(gone[:3])}"
+        f"perfect transcripts of {len(m.lifts)} tasks earn {earned:.3g} on average, empty replies {empty:.3g}; in {len(gone)} the "
+        f"former earn no more, such as {', '.join(gone[:3])}"
     )
     return Evidence(text) if gone else None
 

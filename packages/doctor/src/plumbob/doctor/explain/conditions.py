@@ -71,11 +71,10 @@ def of_advantages(rows: Sequence[Row], settings: Settings, observed: np.ndarray,
         other = replace(settings, scale=scale, baseline=baseline)
         yield cause, "one group of the whole step", advantages.centred(rewards, every, other)
         yield cause, f"baseline {baseline} and scale {scale}", advantages.expected(rows, other)
-    spread, by = right.std() or 1.0, factor(observed, right)
+    by = factor(observed, right)
     for what, predicted in (
         ("rewards without a baseline", rewards),
         ("positive advantages alone", np.maximum(right, 0)),
-        ("advantages that are normalised once more over the step", (right - right.mean()) / spread),
         (f"advantages times {by:.3g}", by * right),
     ):
         yield cause, what, predicted
@@ -101,7 +100,6 @@ def _otherwise(t: loss.Tokens, settings: Settings, observed: np.ndarray, right: 
         return loss.slopes(tokens, replace(settings, **changes))
 
     yield "an importance ratio of 1", by(replace(t, old=t.logprobs))
-    yield "no clip bounds", by(epsilon=1e9, epsilon_high=1e9, delta=None, bound="clip")
     for ratio, bound in itertools.product(("token", "sequence"), ("clip", "cap")):
         yield f"a ratio of each {ratio} with the bound {bound}", by(ratio=ratio, bound=bound)
     times = factor(observed, right)

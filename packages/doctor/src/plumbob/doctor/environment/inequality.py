@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ class Evidence:
 
 
 def refuted(
-    bad: Sequence[T], every: Sequence[object], text: Callable[[T], str], *, least: int = 1, share: float = 0.0
+    bad: Sequence[T], every: Sized, text: Callable[[T], str], *, least: int = 1, share: float = 0.0
 ) -> Evidence | None:
     """Evidence, if `bad` are at least `least` and more than this share of `every`.
 

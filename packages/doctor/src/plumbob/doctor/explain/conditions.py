@@ -71,10 +71,11 @@ def of_advantages(rows: Sequence[Row], settings: Settings, observed: np.ndarray,
         other = replace(settings, scale=scale, baseline=baseline)
         yield cause, "one group of the whole step", advantages.centred(rewards, every, other)
         yield cause, f"baseline {baseline} and scale {scale}", advantages.expected(rows, other)
-    by = factor(observed, right)
+    spread, by = right.std() or 1.0, factor(observed, right)
     for what, predicted in (
         ("rewards without a baseline", rewards),
         ("positive advantages alone", np.maximum(right, 0)),
+        ("advantages that are normalised once more over the step", (right - right.mean()) / spread),
         (f"advantages times {by:.3g}", by * right),
     ):
         yield cause, what, predicted

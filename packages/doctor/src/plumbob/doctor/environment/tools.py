@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
 from plumbob.doctor.environment.player import Played
-from plumbob.doctor.environment.texts import places, says_failed, says_nothing, short, squeezed, words
+from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed, strings, words
 from plumbob.doctor.environment.transcripts import PERFECT
 
 JUDGED = 8
@@ -17,6 +17,10 @@ JUDGED = 8
 FEW, OTHER = 3, 0.3
 """Fewest tool results, and largest share, that may be errors, or others than the tool returns when it is called directly. A
 search may say now and then that it found nothing, and a server that it is busy."""
+HARDLY = 0.05
+"""Share of the later arguments and answers of perfect transcripts that must stand in what was read before."""
+NEVER = 50
+"""Number of later arguments and answers from which on it is a fault that hardly one of them was read before."""
 _MARK = re.compile(r"(?:\W|truncated|omitted|cut|more|characters|chars|tokens|bytes|lines|\d)*", re.IGNORECASE)
 """What may stand where something was left out."""
 
@@ -103,17 +107,40 @@ def fail(m: Matrix) -> Evidence | None:
     return refuted(down, m.results, lambda r: f"{{}} results are errors, such as {short(r.shown)}", share=OTHER)
 
 
+def _needs(m: Matrix) -> list[bool]:
+    """Of the words that perfect transcripts must have read, new ones of each call after the first result and of the answer:
+    whether something that a policy could read before has it.
+    """
+    found = []
+    for i, played in m.kind(PERFECT).items():
+        read = played.prompt.casefold()
+        given, used, shown = _long_words(read), set[str](), False
+        for message in played.messages[len(played.opening) :]:
+            if message.role == "tool":
+                shown, read = True, f"{read}\n{message.text.casefold()}"
+            elif message.role == "assistant":
+                texts = [text for call in message.calls for text in strings(call.arguments)] or [m.hand.golds[i]]
+                new = {word for text in texts for word in _long_words(text)} - used
+                used |= new
+                words_ = sorted(new - given) if shown else ()
+                found += [bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", read)) for word in words_]
+    return found
+
+
+def _long_words(text: str) -> set[str]:
+    return {word for word in words(text) if len(word) > 3 or word.isdigit()}
+
+
 def needed(m: Matrix) -> Evidence | None:
-    """Results that are empty, or the same whatever is asked, where answers do not stand in what was read."""
-    results, told, asked = m.results, {r.shown for r in m.results}, {repr(r.call) for r in m.results}
-    empty = sum(says_nothing(r.shown) for r in results)
-    pairs = [(gold, "\n".join([p.prompt, *p.results])) for i, p in m.kind(PERFECT).items() if (gold := m.hand.golds[i])]
-    read = sum(bool(places(gold, text)) for gold, text in pairs)
-    if len(results) < JUDGED or len(pairs) < JUDGED or read > 0.1 * len(pairs):
+    results, needs = m.results, _needs(m)
+    empty, held = sum(says_nothing(r.shown) for r in results), sum(needs)
+    told, asked = {r.shown for r in results}, {repr(r.call) for r in results}
+    if len(results) < JUDGED or len(needs) < JUDGED:
         return None
+    nothing = held <= 0.1 * len(needs) and (2 * empty > len(results) or len(told) <= 0.1 * len(asked))
+    none = held <= HARDLY * len(needs) and len(needs) >= NEVER
     text = (
         f"{len(results)} results of perfect transcripts: {empty} empty, {len(told)} different for {len(asked)} different "
-        f"calls; {read} of {len(pairs)} answers stand in what was read"
+        f"calls; {held} of {len(needs)} later arguments and answers stand in what was read before"
     )
-    nothing = 2 * empty > len(results) or len(told) <= 0.1 * len(asked)
-    return Evidence(text, results[0].call.name) if nothing else None
+    return Evidence(text, results[0].call.name) if nothing or none else None

@@ -9,12 +9,13 @@ Notation: B rows of the step; T tokens of a row, n of them sampled; W sampled en
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
+import operator
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -22,6 +23,8 @@ import numpy as np
 from pydantic import TypeAdapter
 from pydantic_core import core_schema
 
+PLAIN = frozenset((str, int, float, bool, type(None)))
+"""Types of most values, which JSON has as they are."""
 FORMAT = 1
 """Version of the file format. A reader refuses files of another version."""
 
@@ -372,7 +375,7 @@ class RecordFolder:
             self.report(f"The record of step {record.step + 1}, by which doctor examines it, is lost: {error}")
 
 
-@functools.cache
+@cache
 def adapter() -> TypeAdapter[StepRecord]:
     """pydantic's reader of records."""
     for kind in globals().values():
@@ -407,18 +410,27 @@ def read(path: Path) -> StepRecord:
     return adapter().validate_python(header["record"], extra="ignore", context=arrays)
 
 
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], Any]] | None:
+    """(names of the fields of a class of records, what reads all of them); None for any other class."""
+    names = tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+    return (names, operator.attrgetter(*names)) if names else None
+
+
 def _packed(value: Any, parts: dict[str, list[np.ndarray]], lengths: dict[str, int]) -> Any:
     """`value` as JSON. Arrays go to `parts`, one list per type: opening thousands of small ones would take seconds."""
-    if isinstance(value, np.ndarray):
+    kind = type(value)
+    if kind is np.ndarray:
         name = value.dtype.str.lstrip("<|")
         start = lengths.get(name, 0)
         parts.setdefault(name, []).append(value.reshape(-1))
         lengths[name] = start + value.size
         return [name, start, *value.shape]
-    if dataclasses.is_dataclass(value):
-        return {f.name: _packed(getattr(value, f.name), parts, lengths) for f in dataclasses.fields(value)}
+    if fields := _fields(kind):
+        names, read_all = fields
+        value = dict(zip(names, read_all(value), strict=True))
     if isinstance(value, list | tuple):
-        return [_packed(one, parts, lengths) for one in value]
+        return [one if type(one) in PLAIN else _packed(one, parts, lengths) for one in value]
     if isinstance(value, Mapping):
-        return {str(key): _packed(one, parts, lengths) for key, one in value.items()}
+        return {str(k): one if type(one) in PLAIN else _packed(one, parts, lengths) for k, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value

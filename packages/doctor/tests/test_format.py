@@ -150,7 +150,7 @@ def without(value: Any, field: str) -> None:
 
 
 def records_of(given: dict[str, Any]) -> Any:
-    from plumbob.doctor.format import adapter
+    from plumbob.doctor.record import adapter
 
     try:
         return adapter().validate_python(given)

@@ -50,6 +50,12 @@ def test_files_of_another_kind_or_version_are_refused(
         records.read(tmp_path / "later.npz")
 
 
+def test_a_field_that_this_version_does_not_know_is_left_out(made_record: Made, tmp_path: Path) -> None:
+    record, later = made_record(), dataclasses.make_dataclass("Later", [("new", int, 3)], bases=(records.Row,))
+    records.write(dataclasses.replace(record, rows=[later(**vars(row)) for row in record.rows]), tmp_path / "step.npz")
+    assert same(records.read(tmp_path / "step.npz"), record)
+
+
 def test_the_first_steps_and_every_few_are_recorded(made_record: Made, tmp_path: Path) -> None:
     told: list[str] = []
     sink = records.RecordFolder(tmp_path / "records", told.append, began=10)

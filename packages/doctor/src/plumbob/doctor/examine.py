@@ -114,7 +114,6 @@ def of_outcomes(outcomes: Iterable[Outcome], step: int) -> list[Finding]:
     """What the stages say of the record of a step (from 1), as findings."""
     found = []
     for one in outcomes:
-        stage: Any = one.stage
         evidence = one.evidence
         if one.verdict == "fail":
             evidence += f"; these numbers fit {one.what}" if one.what else ""
@@ -125,7 +124,7 @@ def of_outcomes(outcomes: Iterable[Outcome], step: int) -> list[Finding]:
             )
         verdict: Any = "unsure" if one.verdict == "not examined" else one.verdict
         cause = one.cause if one.verdict == "fail" else None
-        found.append(Finding(one.check, verdict, evidence, cause, stage, step if cause else None))
+        found.append(Finding(one.check, verdict, evidence, cause, one.stage, step if cause else None))
     return found
 
 

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 Verdict = Literal["pass", "fail", "unsure", "error"]
 """`unsure`: the check was inconclusive. `error`: the check could not be completed, so its result is unknown."""
 
-Stage = Literal[
-    "tasks",
-    "grading",
-    "tools",
-    "evaluation",
-    "rows",
-    "logprobs",
-    "sampling",
-    "advantages",
-    "loss",
-    "gradient",
-    "optimizer",
-    "sync",
-    "saved",
-    "signal",
-    "trends",
-]
-"""Where in a run something is wrong, in the order of the data: what a stage gets comes from those before it.
+Stage = str
+"""A key of `AREAS`: where in a run something is wrong."""
 
-tasks: what is asked. grading: what transcripts earn. tools: what calls are answered with. evaluation: held-out tasks.
-rows: the prompt, and the rollout's tokens as they are trained. logprobs: what engine and trainer compute for the same
-tokens. sampling: how tokens are drawn, and what ends a rollout. advantages, loss, gradient, optimizer: one update. sync:
-the engine's weights after it. saved: the model that the run leaves behind. signal: whether rollouts of a group differ.
-trends: what changes over a run.
-"""
+AREAS: dict[Stage, str] = {
+    "tasks": "tasks",  # what is asked
+    "grading": "rewards",  # what transcripts earn
+    "tools": "tools",  # what calls are answered with
+    "evaluation": "evaluation",  # held-out tasks
+    "rows": "prompts and rows",  # the prompt, and the rollout's tokens as they are trained
+    "logprobs": "log-probabilities",  # what engine and trainer compute for the same tokens
+    "sampling": "sampling and limits",  # how tokens are drawn, and what ends a rollout
+    "advantages": "advantages",
+    "loss": "loss",
+    "gradient": "gradient",
+    "optimizer": "optimizer",  # one update
+    "sync": "weight sync",  # the engine's weights after it
+    "saved": "saved model",  # the model that the run leaves behind
+    "signal": "signal in groups",  # whether rollouts of a group differ
+    "trends": "course of the run",  # what changes over a run
+}
+"""Stage -> what it is called in print, in the order of the data: a difference in an earlier one explains those in later ones."""
 
-STAGES: tuple[Stage, ...] = get_args(Stage)
-"""All stages, in the order of the data: a difference in an earlier one explains differences in all later ones."""
+STAGES: tuple[Stage, ...] = tuple(AREAS)
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,15 @@ arrays are lists. Its JSON schema is that of the dataclasses of `plumbob.doctor.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from plumbob.doctor import record as records
-from plumbob.doctor.record import StepRecord
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import core_schema
+from plumbob.doctor.record import StepRecord, adapter
+from pydantic import ValidationError
 
 MOST_MISTAKES = 20
 """Most sentences about one record."""
@@ -40,40 +37,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "served": ("served",),
 }
 """Stage of `plumbob.doctor.stages` -> the fields without which it is not examined, in the order of the data."""
-
-
-def _array_schema(of: records.Of, source: Any, handler: Any) -> Any:
-    def given(value: Any) -> np.ndarray:
-        try:
-            array = np.asarray(value)
-        except ValueError:
-            raise ValueError("its lists have different lengths") from None
-        if array.size and (array.ndim != of.dimensions or array.dtype.kind not in "biuf"):
-            raise ValueError(f"should be {'a list' if of.dimensions == 1 else 'lists'} of numbers")
-        made = array.astype(of.dtype)
-        if made.dtype.kind != "f" and not np.array_equal(made, array):
-            raise ValueError(f"holds numbers that are not of type {of.dtype}")
-        return made
-
-    return core_schema.no_info_plain_validator_function(given)
-
-
-def _array_json(of: records.Of, schema: Any, handler: Any) -> dict[str, Any]:
-    items: dict[str, Any] = {"type": {"f": "number", "b": "boolean"}.get(np.dtype(of.dtype).kind, "integer")}
-    for _ in range(of.dimensions):
-        items = {"type": "array", "items": items}
-    return items
-
-
-@functools.cache
-def adapter() -> TypeAdapter[StepRecord]:
-    """pydantic's reader of records."""
-    for name, method in (("core_schema", _array_schema), ("json_schema", _array_json)):
-        setattr(records.Of, f"__get_pydantic_{name}__", method)
-    for kind in vars(records).values():
-        if dataclasses.is_dataclass(kind):
-            kind.__pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
-    return TypeAdapter(StepRecord)
 
 
 def schema() -> dict[str, Any]:

@@ -8,26 +8,8 @@ from collections.abc import Iterator, Sequence
 from plumbob.console import counted
 from plumbob.doctor.causes import CAUSES, is_symptom
 from plumbob.doctor.examine import Examination
-from plumbob.doctor.findings import STAGES, Finding, Stage
+from plumbob.doctor.findings import AREAS, STAGES, Finding
 
-AREAS: dict[Stage, str] = {
-    "tasks": "tasks",
-    "grading": "rewards",
-    "tools": "tools",
-    "evaluation": "evaluation",
-    "rows": "prompts and rows",
-    "logprobs": "log-probabilities",
-    "sampling": "sampling and limits",
-    "advantages": "advantages",
-    "loss": "loss",
-    "gradient": "gradient",
-    "optimizer": "optimizer",
-    "sync": "weight sync",
-    "saved": "saved model",
-    "signal": "signal in groups",
-    "trends": "course of the run",
-}
-"""What a stage is called in print."""
 MARKS = {"pass": "ok", "fail": "FAIL", "error": "ERROR", "unsure": "-"}
 MOST_WIDTH = 100
 """Widest text, however wide a terminal is."""

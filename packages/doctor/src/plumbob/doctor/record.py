@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import operator
-import types
-import typing
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
+from pydantic import TypeAdapter
+from pydantic_core import core_schema
 
 PLAIN = frozenset((str, int, float, bool, type(None)))
 """Types of most values, which JSON has as they are."""
@@ -34,6 +35,31 @@ class Of:
 
     dtype: str
     dimensions: int = 1
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return core_schema.with_info_plain_validator_function(self._given)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        items: dict[str, Any] = {"type": {"f": "number", "b": "boolean"}.get(np.dtype(self.dtype).kind, "integer")}
+        for _ in range(self.dimensions):
+            items = {"type": "array", "items": items}
+        return items
+
+    def _given(self, value: Any, info: Any) -> np.ndarray:
+        """The array of lists of numbers, or of its place among the arrays of a file, which are the context."""
+        if info.context is not None:
+            name, start, *shape = value
+            value = info.context[name][start : start + math.prod(shape)].reshape(shape)
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            raise ValueError("its lists have different lengths") from None
+        if array.size and (array.ndim != self.dimensions or array.dtype.kind not in "biuf"):
+            raise ValueError(f"should be {'a list' if self.dimensions == 1 else 'lists'} of numbers")
+        made = array.astype(self.dtype)
+        if made.dtype.kind != "f" and not np.array_equal(made, array):
+            raise ValueError(f"holds numbers that are not of type {self.dtype}")
+        return made
 
 
 Ids = Annotated[np.ndarray, Of("int32")]
@@ -349,6 +375,15 @@ class RecordFolder:
             self.report(f"The record of step {record.step + 1}, by which doctor examines it, is lost: {error}")
 
 
+@cache
+def adapter() -> TypeAdapter[StepRecord]:
+    """pydantic's reader of records."""
+    for kind in globals().values():
+        if dataclasses.is_dataclass(kind):
+            kind.__pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}
+    return TypeAdapter(StepRecord)
+
+
 def write(record: StepRecord, path: Path) -> None:
     """Write the record to `path`, an `.npz` file. A reader never sees half of it."""
     parts: dict[str, list[np.ndarray]] = {}
@@ -372,7 +407,7 @@ def read(path: Path) -> StepRecord:
         raise ValueError(f"{path} is no record of a training step: {error}") from None
     if header.get("format") != FORMAT:
         raise ValueError(f"{path} has format {header.get('format')} of records; this version reads format {FORMAT}")
-    return _unpacked(header["record"], StepRecord, arrays)
+    return adapter().validate_python(header["record"], extra="ignore", context=arrays)
 
 
 @cache
@@ -399,26 +434,3 @@ def _packed(value: Any, parts: dict[str, list[np.ndarray]], lengths: dict[str, i
     if isinstance(value, Mapping):
         return {str(k): one if type(one) in PLAIN else _packed(one, parts, lengths) for k, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _unpacked(value: Any, kind: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The opposite of `_packed`. `kind`: the annotated type."""
-    origin = typing.get_origin(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        return _unpacked(value, next(k for k in typing.get_args(kind) if k is not type(None)), arrays)
-    if kind is np.ndarray:
-        name, start, *shape = value
-        return arrays[name][start : start + int(np.prod(shape))].reshape(shape)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        known = {name: _unpacked(one, hints[name], arrays) for name, one in value.items() if name in hints}
-        return typing.cast(Any, kind)(**known)
-    if origin is list:
-        (of,) = typing.get_args(kind)
-        return [_unpacked(one, of, arrays) for one in value]
-    if origin is dict:
-        _, of = typing.get_args(kind)
-        return {name: _unpacked(one, of, arrays) for name, one in value.items()}
-    return value

@@ -53,8 +53,6 @@ class Plan:
     max_norm: float = 0.0
     """0: gradients are not clipped."""
     kl_beta: float = 0.0
-    corrected: bool = False
-    """Whether importance weights are bounded or masked."""
     comparable: bool = True
     """Whether held-out tasks are meant to be as hard as training tasks."""
     held_out: int = 32

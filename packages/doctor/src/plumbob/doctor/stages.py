@@ -610,7 +610,10 @@ def gradient(x: Examined, out: Outcome) -> None:
     if not expected.any() and not observed.any():
         return out.fail("no-gradient", "all of it is 0", "trained tensors on which no log-probability depends")
     out.gap = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30))
-    each = [(_relative(observed[at], expected[at]), name) for name, at in tensors.items()]
+    each = []
+    for name, at in tensors.items():
+        size = max(np.linalg.norm(expected[at]), np.linalg.norm(observed[at]), 1e-30)
+        each.append((float(np.linalg.norm(observed[at] - expected[at]) / size), name))
     worst = _worst(out, f"it differs by {out.gap:.2g}", each)
     out.limit = GRADIENT[x.precision]
     if x.precision == "float32":  # weights that the run has rounded before its first step give another gradient, too
@@ -832,10 +835,6 @@ def first(outcomes: Iterable[Outcome]) -> Outcome | None:
 
 
 # What stages share
-
-
-def _relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), np.linalg.norm(a), 1e-30))
 
 
 def _entries(each: Sequence[tuple[torch.Tensor | None, np.ndarray]]) -> np.ndarray:

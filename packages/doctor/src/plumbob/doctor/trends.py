@@ -297,9 +297,13 @@ def no_signal(n: Numbers) -> tuple[float, float] | None:
     fail, passed = total(rows, "groups/all_fail") / groups, total(rows, "groups/all_pass") / groups
     if min(number(r, "groups/zero_signal_share") for r in rows) < 0.5 or fail + passed < 0.8 or len(rows) < 3:
         return None
-    # Something else is the reason where rollouts fail or hardly any token can be drawn.
-    lost = share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or failing(n.first) or narrowed(n)
-    return None if lost or constant(n) else (fail, passed)
+    return None if lost(n) else (fail, passed)
+
+
+def lost(n: Numbers) -> bool:
+    """Whether something else is the reason: rollouts fail, hardly any token can be drawn, or the reward is constant."""
+    not_finite = share(n.first, "rollout/not_finite", "rollout/count") > 0.1
+    return not_finite or failing(n.first) or narrowed(n) is not None or constant(n) is not None
 
 
 def _of_groups(n: Numbers, what: str) -> str:
@@ -336,8 +340,7 @@ def little(n: Numbers) -> str | None:
     live, reward = (1 - dead) * groups, mean(rows, "reward/mean")
     # Ten rollouts of one group are hardly more than one example. Elsewhere the reward has time to contradict.
     few = (live <= 1 and live * size < 10) or (live < 2 and dead > 0.7) or (n.steps >= 2 * WINDOW and live < 1)
-    lost = failing(n.first) or share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or constant(n) or narrowed(n)
-    few = few and not (n.gained() or n.solved or lost)
+    few = few and not (n.gained() or n.solved or lost(n))
     if len(rows) < 3 or never(n) or alike(n) or not (few or no_signal(n)):
         return None
     return f"{live:.1f} of {groups:.0f} groups of {size} rollouts have different rewards in a step, mean reward {reward:.3f}"

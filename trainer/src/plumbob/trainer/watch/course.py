@@ -89,7 +89,6 @@ def plan_of(config: TrainConfig) -> trends.Plan:
         warmup=config.warmup_steps,
         max_norm=config.max_grad_norm,
         kl_beta=config.kl_beta,
-        corrected=config.correction()[0] != "none",
         comparable=config.eval_datasets is None and config.task_order in ("auto", "shuffle") and not ordered,
         held_out=max(min(config.eval_examples, 32), 1),
         limits={stop: f"--{name.replace('_', '-')} {getattr(config, name):g}" for stop, name in STOPS.items()},

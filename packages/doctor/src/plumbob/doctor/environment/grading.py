@@ -6,28 +6,24 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
 
-from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted, spread_of
-from plumbob.doctor.environment.matrix import REVERSED, TOLERANCE, TWICE, Matrix, alike
+from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted
+from plumbob.doctor.environment.matrix import BESIDE, REVERSED, TOLERANCE, TWICE, Matrix, alike
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
 from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, NUMBERS, ODD, PERFECT
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
-FEWEST = 6
-"""Fewest tasks in which a kind of transcript is judged, and fewest failures."""
-CHEAP_EARNS, EMPTY_EARNS = 0.5, 0.75
-"""Largest share of what a perfect transcript earns above an empty one that one which solves nothing may earn; and of the
-range of all rewards that an empty reply may earn. A reward of -1, 0 and 1 for wrong, no and right answers gives it half."""
+FEWEST, FEW = 6, 3
+"""Fewest tasks in which a kind of transcript is judged, and fewest failures; fewest changes of rollouts that are played with
+others: one or two may have another reason, such as a server that was busy."""
 HALF = 0.5
-"""Share of the reward that a right answer may lose by its letters, and of the tasks in which it may."""
-CONSTANT_EARNS = 0.8
-"""Largest share that one and the same reply to all tasks may earn: with two answers, the more frequent one has half or more."""
-FORM_EARNS = 0.75
-"""Largest share that form may earn where another component of the reward tells right answers from it."""
-NEAR_EARNS = 0.5
-"""Largest share of tasks that may pay a wrong answer near to the right one in full. Less is paid by a reward that falls with
-the distance, which is no fault."""
+"""Share of a perfect transcript's reward above an empty one's that one which solves nothing may earn, and that a right answer
+may lose by its letters; share of the tasks in which it may, or in which a wrong answer near to the right one may earn as much."""
+MOSTLY = 0.8
+"""Share that may be earned by one reply to all tasks (of two answers, the more frequent one has half or more), by form where
+another component of the reward tells right answers from it, and, of the range of all rewards, by an empty reply: a reward of
+-1, 0 and 1 for wrong, no and right answers gives it half."""
 
 # Rollouts end
 
@@ -58,6 +54,16 @@ def twice(m: Matrix) -> Evidence | None:
     return otherwise(pairs, "{} transcripts earn something else at once again")
 
 
+def unlike_alone(m: Matrix) -> Evidence | None:
+    """What a rollout earns depends on nothing but itself: not on what was played before it or beside it."""
+    for how, pairs in m.again.items():
+        if found := otherwise(pairs, f"{{}} transcripts earn something else {how}", FEW):
+            return found
+    bad = [p for _, _, p in m.beside if not p.ok]
+    found = refuted(bad, m.beside, lambda p: f"{{}} rollouts fail {BESIDE}: {p.error}", least=FEW, share=FAILED)
+    return found and Evidence(found.text, cause="rollouts-fail")
+
+
 # Right answers are paid
 
 
@@ -65,10 +71,10 @@ def unpaid(m: Matrix) -> Evidence | None:
     for i, error in m.hand.raised.items():
         return Evidence(f"{len(m.hand.raised)} perfect transcripts raise, in {m.hand.tasks[i].key}: {error[:200]}")
     gone = [m.hand.tasks[i].key for i in m.lifts if i not in m.paid]
-    earned, empty = (spread_of(p.reward for p in m.kind(kind).values()) for kind in (PERFECT, EMPTY))
+    earned, empty = (fmean([p.reward for p in m.kind(kind).values()] or [0.0]) for kind in (PERFECT, EMPTY))
     text = (
-        f"perfect transcripts of {len(m.lifts)} tasks earn {earned}, empty replies {empty}; in {len(gone)} the former earn no "
-        f"more, such as {', '.join(gone[:3])}"
+        f"perfect transcripts of {len(m.lifts)} tasks earn {earned:.3g} on average, empty replies {empty:.3g}; in {len(gone)} the "
+        f"former earn no more, such as {', '.join(gone[:3])}"
     )
     return Evidence(text) if gone else None
 
@@ -120,7 +126,7 @@ def empty(m: Matrix) -> Evidence | None:
     low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
     shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
     text = f"an empty reply earns {fmean(shares or [0]):.0%} of the range from the worst transcript, {low:.3g}, to a right one"
-    return Evidence(text) if _surely(shares) > EMPTY_EARNS and not _clean(m) else None
+    return Evidence(text) if _surely(shares) > MOSTLY and not _clean(m) else None
 
 
 def _surely(shares: Sequence[float]) -> float:
@@ -133,7 +139,7 @@ def cheap(m: Matrix) -> Evidence | None:
     found, clean = list[str](), _clean(m)
     for kind in CHEAP:
         shares = m.shares(kind)
-        most = FORM_EARNS if clean else CONSTANT_EARNS if "constant" in kind else CHEAP_EARNS
+        most = MOSTLY if clean or "constant" in kind else HALF
         if _surely([*shares.values()]) > most:
             earned = f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones"
             example = about(m.kind(kind)[max(shares, key=lambda i: shares[i])])
@@ -148,7 +154,7 @@ def near(m: Matrix) -> Evidence | None:
         found = m.kind(kind)
         known = [i for i in m.paid if i in found]
         full = [i for i in known if found[i].reward >= best[i].reward - TOLERANCE]
-        if len(known) >= FEWEST and len(full) > NEAR_EARNS * len(known):
+        if len(known) >= FEWEST and len(full) > HALF * len(known):
             text = f"{kind} earns as much as the right answer in {{}} tasks, as {about(found[full[0]])}, where the right one is"
             return refuted(full, known, lambda i, text=text: f"{text} {short(m.hand.golds[i])}")
     return None

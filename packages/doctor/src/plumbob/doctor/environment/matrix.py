@@ -30,6 +30,7 @@ MOST_SECONDS = 240.0
 TOLERANCE = 1e-6
 """Largest difference of two rewards that count as equal."""
 REVERSED, TWICE = "in another order", "at once again"
+ORDER, BESIDE = "after other tasks", "when they are played at the same time"
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,20 @@ class Matrix:
             for i, p in self.kind(name).items()
             if self.lifts.get(i, 0.0) > TOLERANCE
         }
+
+    @cached_property
+    def again(self) -> dict[str, list[tuple[Played, Played]]]:
+        """How rollouts were played -> pairs of one that was played in the order of the tasks and of one that was played so.
+
+        Only of transcripts that were the same when they were played at once again.
+        """
+        ordered = []
+        for kind in (PERFECT, EMPTY):
+            for i, b in self.kind(f"{kind}, {REVERSED}").items():
+                c, a = self.cells.get(f"{kind}, {TWICE}", {}).get(i), self.kind(kind).get(i)
+                if a is not None and c is not None and same(b, c):
+                    ordered.append((a, b))
+        return {ORDER: ordered, BESIDE: [(self.cells[kind][i], b) for kind, i, b in self.beside]}
 
     @cached_property
     def results(self) -> list[Result]:

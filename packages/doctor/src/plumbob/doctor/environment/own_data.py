@@ -7,17 +7,18 @@ else does while the answer stands nowhere, then the answer of these tasks is con
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plumbob.doctor.environment.inequality import Evidence
 from plumbob.doctor.environment.matrix import Matrix
 from plumbob.doctor.environment.player import Task
-from plumbob.doctor.environment.texts import after, begins, common_places, places, short
+from plumbob.doctor.environment.texts import begins, followed, places, short
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
-MOST_PLACES, LEAST = 100, 12
-"""Most places that are looked at, and fewest tasks whose answer must follow one."""
+LEAST = 12
+"""Fewest tasks whose answer must follow a place."""
 CONTRADICTED, CONTRADICTED_SHARE = 3, 0.05
 """Fewest tasks whose answer must be contradicted, and largest share that may be."""
 READ = "the tool results of perfect transcripts"
@@ -48,30 +49,30 @@ def _texts(m: Matrix) -> Mapping[str, list[_Told]]:
     return found
 
 
-def _place(told: Sequence[_Told]) -> tuple[str, list[_Told], list[_Told]]:
-    """(a place, tasks whose answer follows it, tasks in which something else does and the answer stands nowhere).
+def _something_else(told: Sequence[_Told]) -> str:
+    """Evidence that something else stands where most tasks have their answer, while their own stands nowhere; "" if not.
 
-    The place that most answers follow, of those which they follow in most of the texts that have it. ("", [], []) if none.
+    The place is that which most answers follow, of those which they follow in most of the texts that have it.
     """
-    for place in common_places(((one.text, [one.gold]) for one in told), MOST_PLACES, LEAST):
-        follows = [(one, text) for one in told if (text := after(place, one.text)) is not None]
-        own = [one for one, text in follows if begins(text, one.gold)]
-        other = [(one, text) for one, text in follows if re.match(r"\s*\w", text) and not places(one.gold, one.text)]
-        if 2 * len(own) > len(told) and len(own) + len(other) == len(follows):
-            return place, own, [one for one, _ in other]
-    return "", [], []
+    for place, follows in followed([(one.text, [one.gold]) for one in told], LEAST):
+        own = sum(begins(text, told[k].gold) for k, text in follows.items())
+        other = [k for k, t in follows.items() if re.match(r"\s*\w", t) and not places(told[k].gold, told[k].text)]
+        if 2 * own <= len(told) or own + len(other) < len(follows):
+            continue
+        if len(other) < CONTRADICTED or len(other) <= CONTRADICTED_SHARE * len(follows):
+            return ""
+        first, instead = told[other[0]], follows[other[0]].split("\n")[0][:40]
+        return (
+            f"the answer stands after {place!r} in {own} tasks; in {len(other)} something else does and it stands nowhere, such as "
+            f"{short(instead)} in task {first.task.key}, whose answer is {short(first.gold)}"
+        )
+    return ""
 
 
 def contradicted(m: Matrix) -> Evidence | None:
     for name, told in _texts(m).items():
-        place, own, other = _place(told)
-        if len(other) >= CONTRADICTED and len(other) > CONTRADICTED_SHARE * (len(own) + len(other)):
-            first, _, text = other[0]
-            instead = (after(place, text) or "").split("\n")[0][:40]
-            return Evidence(
-                f"in {name} the answer stands after {place!r} in {len(own)} tasks; in {len(other)} something else does and it "
-                f"stands nowhere, such as {short(instead)} in task {first.key}, whose answer is {short(other[0].gold)}"
-            )
+        if found := _something_else(told):
+            return Evidence(f"in {name} {found}")
         # Other fields may name answers that are none; what perfect transcripts read is what answers are taken from.
         if name == READ and (shifted := _of_others(told, m.hand.vocabulary)):
             return Evidence(f"in {name} {shifted}")
@@ -84,20 +85,14 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
     After some place stands an answer of another task in nearly all texts, while the task's own stands nowhere. It may be that
     the answer has to be worked out of it, as its opposite, for example. But then it is the same where the same is read.
     """
-    low = [one.text.casefold() for one in told]
-    named = [
-        [gold for gold in golds if gold != one.gold and gold.casefold() in text]
-        for one, text in zip(told, low, strict=True)
-    ]
-    least = int(max(LEAST, OTHERS * len(told)))
-    for place in common_places(zip([one.text for one in told], named, strict=True), MOST_PLACES, least):
-        read: dict[str, set[str]] = {}
-        count = 0
-        for one in told:
-            text = after(place, one.text)
+    low, least = [one.text.casefold() for one in told], int(max(LEAST, OTHERS * len(told)))
+    named = [[g for g in golds if g != one.gold and g.casefold() in text] for one, text in zip(told, low, strict=True)]
+    for place, follows in followed([(one.text, own) for one, own in zip(told, named, strict=True)], least):
+        read, count = defaultdict[str, set[str]](set), 0
+        for k, text in follows.items():
             said = next((gold for gold in golds if text and text[0] == gold[0] and begins(text, gold)), None)
-            if said is not None and not places(one.gold, one.text):
-                read.setdefault(said, set()).add(one.gold)
+            if said is not None and not places(told[k].gold, told[k].text):
+                read[said].add(told[k].gold)
                 count += 1
         different = [said for said, answers in read.items() if len(answers) > 1]
         if count >= least and len(different) >= CONTRADICTED:

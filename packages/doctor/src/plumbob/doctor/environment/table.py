@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from plumbob.doctor.causes import CAUSES
-from plumbob.doctor.environment import grading, own_data, state, tasks, tools
-from plumbob.doctor.environment.inequality import HELD_OUT, Row
+from plumbob.doctor.environment import grading, own_data, tasks, tools
+from plumbob.doctor.environment.inequality import Evidence
 from plumbob.doctor.environment.matrix import Matrix
 from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 from plumbob.doctor.findings import Finding
+
+HELD_OUT = "held-out: "
+"""Begins the name of a kind of transcript of held-out tasks."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table."""
+
+    id: str
+    statement: str
+    cause: str
+    """Id of the cause, if the statement is false."""
+    check: Callable[[Matrix], Evidence | None]
+    """Evidence that the statement is false; None if it is not."""
+    where: Literal["reward", "tool", "tasks"] = "reward"
+    """What of the environment's code is to blame."""
+    needs: tuple[str, ...] = (PERFECT, EMPTY)
+    """Kinds of transcripts without which the statement cannot be examined. See `HELD_OUT`."""
+
+    def lacks(self, matrix: Matrix) -> str:
+        """The first kind of transcript that was not played; "" if the statement can be examined."""
+        for need in self.needs:
+            of = matrix.held_out if need.startswith(HELD_OUT) else matrix
+            if of is None or not of.kind(need.removeprefix(HELD_OUT)):
+                return need
+        return ""
+
 
 HELD = (EMPTY, f"{HELD_OUT}{EMPTY}")
 SAME = "Right answers, in each form, are paid in held-out tasks if they are in training tasks"
@@ -19,8 +49,8 @@ TABLE: tuple[Row, ...] = (
     Row("finite", "Every rollout has a finite reward", "not-finite", grading.finite, needs=()),
     Row("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", grading.twice, needs=()),
     # What a rollout earns and reads depends on nothing but itself.
-    Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", state.results, "tool", (PERFECT,)),
-    Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", state.rewards, needs=(EMPTY,)),
+    Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", tools.unlike_alone, "tool", (PERFECT,)),
+    Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", grading.unlike_alone, needs=(EMPTY,)),
     # Right answers are paid.
     Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
     Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),

@@ -16,7 +16,7 @@ from statistics import correlation, fmean
 from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Played, Task
-from plumbob.doctor.environment.texts import after, begins, chosen, common_places, normalised, squeezed, strings
+from plumbob.doctor.environment.texts import begins, chosen, followed, normalised, squeezed, strings
 from plumbob.doctor.environment.transcripts import EMPTY, OTHERS, PERFECT
 
 FEW, OFTEN = 32, 3
@@ -97,10 +97,9 @@ def hidden(m: Matrix) -> Evidence | None:
     """
     pairs = [(p.prompt, m.hand.golds[i]) for i, p in m.kind(EMPTY).items() if m.hand.golds[i]]
     least, golds = math.ceil(max(GIVEN_TASKS, GIVEN_SHARE * len(pairs))), [gold for _, gold in pairs]
-    for place in common_places(((text, [gold]) for text, gold in pairs), 200, least):
-        follows = [(i, text) for i, (prompt, _) in enumerate(pairs) if (text := after(place, prompt)) is not None]
-        own = [text for i, text in follows if begins(text, golds[i])]
-        others = [begins(text, golds[j]) for i, text in follows for j in chosen(len(golds), 16) if j != i]
+    for place, follows in followed([(prompt, [gold]) for prompt, gold in pairs], least):
+        own = [text for i, text in follows.items() if begins(text, golds[i])]
+        others = [begins(text, golds[j]) for i, text in follows.items() for j in chosen(len(golds), 16) if j != i]
         if own and fmean(others or [1.0]) < len(own) / len(follows) / 2:
             text = f"after {place!r} stands the answer in {{}} first prompts"
             if found := refuted(own, follows, lambda _, text=text: text, least=least, share=GIVEN - 1e-9):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from plumbob.doctor.environment.player import Call, Turn
@@ -108,20 +108,22 @@ def begins(text: str, gold: str) -> bool:
     return bool(re.match(rf"{re.escape(gold)}(?!\w)", text, re.IGNORECASE))
 
 
-def after(place: str, text: str) -> str | None:
-    """What follows a place in a text, if the text has it exactly once."""
-    masked = re.sub(r"\d", "#", text)
-    at = masked.find(place)
-    return text[at + len(place) :] if at >= 0 and masked.find(place, at + 1) < 0 else None
+MOST_PLACES = 100
+"""Most places that are looked at."""
 
 
-def common_places(pairs: Iterable[tuple[str, Iterable[str]]], most: int, least: int) -> list[str]:
-    """The places before answers, the most frequent first, of (text, answers): those of at least `least` texts."""
-    counts: Counter[str] = Counter()
-    for text, golds in pairs:
-        tails = [re.sub(r"\d", "#", text[max(at - 24, 0) : at]) for gold in golds for at in places(gold, text)]
+def followed(pairs: Sequence[tuple[str, Iterable[str]]], least: int) -> Iterator[tuple[str, dict[int, str]]]:
+    """Places before answers that at least `least` of the (text, answers) have, the most frequent first, each with what follows
+    it by the number of the text, in texts that have it exactly once.
+    """
+    counts, masked = Counter[str](), [re.sub(r"\d", "#", text) for text, _ in pairs]
+    for (text, golds), own in zip(pairs, masked, strict=True):
+        tails = [own[max(at - 24, 0) : at] for gold in golds for at in places(gold, text)]
         counts.update({tail[-size:] for tail in tails for size in (6, 12, 24) if len(tail) >= size})
-    return [place for place, count in counts.most_common(most) if count >= least]
+    for place, count in counts.most_common(MOST_PLACES):
+        if count >= least:
+            once = [k for k, own in enumerate(masked) if own.find(place) == own.rfind(place) >= 0]
+            yield place, {k: pairs[k][0][masked[k].find(place) + len(place) :] for k in once}
 
 
 def short(text: str) -> str:

@@ -8,22 +8,41 @@ from collections.abc import Sequence
 
 from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
+from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed, strings, words
 from plumbob.doctor.environment.transcripts import PERFECT
 
 JUDGED = 8
 """Fewest tool results that are judged."""
 FEW, OTHER = 3, 0.3
-"""Fewest tool results, and largest share, that may be others than the tool returns when it is called directly. A search may
-say now and then that it found nothing, and a server that it is busy."""
-FAILED = 0.2
-"""Largest share of the results of perfect transcripts that may be errors."""
+"""Fewest tool results, and largest share, that may be errors, or others than the tool returns when it is called directly. A
+search may say now and then that it found nothing, and a server that it is busy."""
 HARDLY = 0.05
 """Share of the later arguments and answers of perfect transcripts that must stand in what was read before."""
 NEVER = 50
 """Number of later arguments and answers from which on it is a fault that hardly one of them was read before."""
 _MARK = re.compile(r"(?:\W|truncated|omitted|cut|more|characters|chars|tokens|bytes|lines|\d)*", re.IGNORECASE)
 """What may stand where something was left out."""
+
+
+def unlike_alone(m: Matrix) -> Evidence | None:
+    """Results that are errors, or have other words, than when they were played in the order of the tasks."""
+    for how, pairs in m.again.items():
+        every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
+        fine = [one for one in every if not says_failed(one[1])]
+        fails = [one for one in fine if says_failed(one[2])]
+        read = [one for one in fine if not says_failed(one[2])]
+        other = [one for one in read if sorted(squeezed(one[1]).split()) != sorted(squeezed(one[2]).split())]
+        for bad, share, cause in ((fails, OTHER, "tools-fail"), (other, 0.0, "tool-results-wrong")):
+
+            def said(first: tuple[Played, str, str], how: str = how) -> str:
+                played, x, y = first
+                told = f"{{}} tool results are others {how}: {short(y)} in place of {short(x)}"
+                return f"{told} in task {played.task.key}"
+
+            if found := refuted(bad, every, said, least=FEW, share=share):
+                return Evidence(found.text, cause=cause)
+    return None
 
 
 # What is shown, beside what the tools return
@@ -53,7 +72,7 @@ def own_result(m: Matrix) -> Evidence | None:
     compared = _compared(m)
     failed = [r for r in _other(m) if says_failed(r.shown) and not says_failed(r.own or "")]
     kinds = {
-        "errors, and not": (failed, FAILED),
+        "errors, and not": (failed, OTHER),
         "others than": ([r for r in _other(m) if r not in failed], OTHER),
         "only parts of": ([r for r in compared if _is_part(r)], 0.0),
     }
@@ -85,7 +104,7 @@ def _steady(m: Matrix, other: Sequence[Result]) -> bool:
 
 def fail(m: Matrix) -> Evidence | None:
     down = [r for r in m.results if says_failed(r.shown)]
-    return refuted(down, m.results, lambda r: f"{{}} results are errors, such as {short(r.shown)}", share=FAILED)
+    return refuted(down, m.results, lambda r: f"{{}} results are errors, such as {short(r.shown)}", share=OTHER)
 
 
 def _needs(m: Matrix) -> list[bool]:

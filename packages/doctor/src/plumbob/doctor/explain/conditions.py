@@ -101,7 +101,6 @@ def _otherwise(t: loss.Tokens, settings: Settings, observed: np.ndarray, right: 
         return loss.slopes(tokens, replace(settings, **changes))
 
     yield "an importance ratio of 1", by(replace(t, old=t.logprobs))
-    yield "no clip bounds", by(epsilon=1e9, epsilon_high=1e9, delta=None, bound="clip")
     for ratio, bound in itertools.product(("token", "sequence"), ("clip", "cap")):
         yield f"a ratio of each {ratio} with the bound {bound}", by(ratio=ratio, bound=bound)
     times = factor(observed, right)

@@ -25,6 +25,7 @@ from plumbob.rollout.unread_calls import explanation, note, unread_in
 if TYPE_CHECKING:
     import verifiers.v1 as vf
     from plumbob.rollout.verifiers_adapter import ToolBox
+    from plumbob.rollout.verifiers_scoring import Plan
 
 COUNTS = ("tool_calls", "tool_errors", "malformed_calls", "unread_calls", "cut_texts")
 """What a rollout counts, besides its turns: metrics of its trace, under "rollout/"."""
@@ -229,7 +230,7 @@ def make_dialogue(
 
 
 async def play_turns(
-    task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
+    plan: Plan, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
 ) -> str:
     """Sample turns of an open dialogue, and run their tool calls, until a turn has no call or a limit is reached.
 
@@ -240,9 +241,8 @@ async def play_turns(
     """
     from plumbob.rollout import verifiers_messages, verifiers_scoring
 
-    stop_hooks = task.hooks("stop")
     for turn in range(trace.num_turns, dialogue.limits.max_turns):
-        if fired := await verifiers_scoring.fired_stop(task, trace, stop_hooks, caller):
+        if fired := await verifiers_scoring.fired_stop(plan, trace, caller):
             return fired
         with of_the_engine(trace):
             sampled_turn = await dialogue.sample_turn(turn)
@@ -267,7 +267,7 @@ async def play_turns(
         ]
         with of_the_engine(trace):
             dialogue.add_messages(results)
-    return await verifiers_scoring.fired_stop(task, trace, stop_hooks, caller) or StopReason.MAX_TURNS
+    return await verifiers_scoring.fired_stop(plan, trace, caller) or StopReason.MAX_TURNS
 
 
 FAILED_IN = "failed_in"

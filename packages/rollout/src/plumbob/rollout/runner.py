@@ -29,6 +29,7 @@ from plumbob.rollout.types import ChatEngine, Engine, Limits, Sampling, StopReas
 if TYPE_CHECKING:
     import verifiers.v1 as vf
     from plumbob.rollout.verifiers_adapter import ToolBox
+    from plumbob.rollout.verifiers_scoring import Plan
 
 
 async def run_rollout(
@@ -54,18 +55,34 @@ async def run_rollout(
     environment's own `Env` if it drives the conversation (`plumbob.rollout.driven.driver_of`); None if the model only
     answers the task's prompt and calls tools.
     """
+    from plumbob.rollout.verifiers_scoring import Plan
+
     # An asyncio task of its own, because the tools find the rollout's state in a context variable.
+    settings = (sampling or Sampling(), limits or Limits(), shared_toolsets)
+    return await asyncio.create_task(_played(Plan(task), engine, chat, *settings, driver, slots))
+
+
+async def _played(
+    plan: Plan,
+    engine: Engine | ChatEngine,
+    chat: Chat | None,
+    sampling: Sampling,
+    limits: Limits,
+    shared: Sequence[vf.Toolset],
+    driver: vf.Env | None,
+    slots: asyncio.Semaphore | None,
+) -> vf.Trace:
+    """Play a rollout in the current asyncio task, once there is a slot for it."""
     async with slots or nullcontext():
-        settings = (sampling or Sampling(), limits or Limits(), shared_toolsets)
         if driver is None:
-            return await asyncio.create_task(_run(task, engine, chat, *settings))
+            return await _run(plan, engine, chat, sampling, limits, shared)
         from plumbob.rollout.driven import run_driven
 
-        return await asyncio.create_task(run_driven(driver, task, engine, chat, *settings))
+        return await run_driven(driver, plan.task, engine, chat, sampling, limits, shared)
 
 
 async def _run(
-    task: vf.Task,
+    plan: Plan,
     engine: Engine | ChatEngine,
     chat: Chat | None,
     sampling: Sampling,
@@ -76,8 +93,9 @@ async def _run(
     from plumbob.rollout import verifiers_messages, verifiers_scoring
     from plumbob.rollout.types import UnsupportedTaskset
 
+    task = plan.task
     adapter.check_supported(task)
-    trace = verifiers_messages.new_trace(task)
+    trace = verifiers_messages.new_trace(task, plan.identity)
     trace.timing.agent.start = time.time()
     counts = dict.fromkeys(COUNTS, 0)
     setting_up = True
@@ -88,7 +106,7 @@ async def _run(
                 box = await adapter.open_tools(task, trace, shared, replace(caller, seconds=limits.max_seconds))
                 setting_up = False
                 dialogue = make_dialogue(trace, box, engine, chat, sampling, limits)
-                stop = await _converse(task, trace, box, dialogue, counts, caller)
+                stop = await _converse(plan, trace, box, dialogue, counts, caller)
         verifiers_scoring.stop(trace, stop)
     except UnsupportedTaskset:
         raise
@@ -103,21 +121,21 @@ async def _run(
             trace.record_error(Stuck("the task's setup", limits.max_seconds))
         else:
             trace.record_error(error)
-    await verifiers_scoring.finish(task, trace, limits.max_seconds, limits.max_tool_seconds)
+    await verifiers_scoring.finish(plan, trace, limits.max_seconds, limits.max_tool_seconds)
     record_counts(trace, counts)
     return trace
 
 
 async def _converse(
-    task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
+    plan: Plan, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
 ) -> str:
     """Put the task's prompt to the model and play until the rollout ends; returns the stop reason."""
     from plumbob.rollout import verifiers_messages
 
-    opening = verifiers_messages.initial_messages(task)
+    opening = verifiers_messages.initial_messages(plan.task)
     with of_the_engine(trace):
         dialogue.open(opening)
-    return await play_turns(task, trace, box, dialogue, counts, caller)
+    return await play_turns(plan, trace, box, dialogue, counts, caller)
 
 
 async def run_group(
@@ -133,19 +151,14 @@ async def run_group(
     slots: asyncio.Semaphore | None = None,
 ) -> list[vf.Trace]:
     """Run `size` rollouts of one task concurrently; the seed of rollout i is derived from (sampling.seed, i)."""
+    from plumbob.rollout.verifiers_scoring import Plan
+
+    plan = Plan(task)
     seeds = [None if sampling.seed is None else derive_seed(sampling.seed, i) for i in range(size)]
+    # `gather` makes an asyncio task of each rollout, which it must have: see `run_rollout`.
     return await asyncio.gather(
         *(
-            run_rollout(
-                task,
-                engine,
-                chat,
-                replace(sampling, seed=seed),
-                limits,
-                shared_toolsets=shared_toolsets,
-                driver=driver,
-                slots=slots,
-            )
+            _played(plan, engine, chat, replace(sampling, seed=seed), limits, shared_toolsets, driver, slots)
             for seed in seeds
         )
     )

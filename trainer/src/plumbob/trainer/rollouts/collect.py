@@ -42,7 +42,7 @@ from plumbob.trainer.run_files.token_record import as_line
 AT_FIRST = 256
 """Number of rollouts that begin at once. As many more begin while the engine computes those before them: to begin one, its
 prompt is rendered and tokenised, and the engine would wait for all of a step's rollouts."""
-ROUNDS_TO_SAMPLING = 3
+ROUNDS_TO_SAMPLING = 2
 """Number of rounds of the event loop from a group's beginning to the engine's first turn for it."""
 CLOSING_SECONDS = 30.0
 """How long the end of a run waits for rollouts that are under way in the background to be cancelled."""

@@ -369,9 +369,30 @@ def test_every_real_gold_verifies_against_itself_in_every_style(split, size):
         assert gold == "0" or not is_correct(rf"\boxed{{{gold}0}}", gold)
 
 
-WORDS = r"answer|Anſwer:|ANS.|İ|ß| is |correction: |\boxed{|\fbox {|xboxed{|box|}|####|#|-|4|1,000|.5|)-3.| |=|٣".split(
-    "|"
-)
+WORDS = [
+    r"answer",
+    r"Anſwer:",
+    r"ANS.",
+    r"İ",
+    r"ß",
+    r" is ",
+    r"correction: ",
+    r"\boxed{",
+    r"\fbox {",
+    r"xboxed{",
+    r"box",
+    r"}",
+    r"####",
+    r"#",
+    r"-",
+    r"4",
+    r"1,000",
+    r".5",
+    r")-3.",
+    r" ",
+    r"=",
+    r"٣",
+]
 
 
 @given(reply=st.lists(st.sampled_from([*WORDS, "\n", "\t", "\boxed{"]), max_size=12).map("".join))

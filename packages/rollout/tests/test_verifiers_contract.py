@@ -212,7 +212,6 @@ def test_metrics_and_rewards_are_those_that_upstream_records(cls, config):
     task = cls(vf.TaskData(idx=4, prompt="Go."), vf.TaskConfig(**config))
     ours, theirs = (verifiers_messages.new_trace(task) for _ in range(2))
     plan = verifiers_scoring.Plan(task)
-    assert plan.signals is not None
     asyncio.run(verifiers_scoring.finish(plan, ours, 5))
     try:
         asyncio.run(task.score(theirs))
@@ -230,7 +229,6 @@ def test_a_task_that_scores_by_itself_is_left_to_its_own_code():
             trace.record_reward("more", 1)
 
     plan = verifiers_scoring.Plan(Own(vf.TaskData(prompt="Go."), vf.TaskConfig()))
-    assert plan.signals is None
     asyncio.run(verifiers_scoring.finish(plan, trace := verifiers_messages.new_trace(plan.task), 5))
     assert trace.ok and trace.reward == 4
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from plumbob.rollout import blocking
 from plumbob.rollout.blocking import Blocked
@@ -78,11 +78,11 @@ class Caller:
             if drive.begin():  # most code ends without waiting for anything, and needs no timer
                 return drive.value
             if at_most is None:
-                return await _rest(drive)
+                return await drive.rest()
             try:
                 async with asyncio.timeout_at(began + at_most) as limit:
                     with extended(limit, self):
-                        return await _rest(drive)
+                        return await drive.rest()
             except TimeoutError:
                 if not limit.expired():
                     raise
@@ -195,14 +195,12 @@ class _Drive:
     def begin(self) -> bool:
         """Take the first step. Returns whether the coroutine has ended with it, with `value`."""
         try:
-            if self._take(self.coroutine.send, None):
-                self._close()
-                return True
+            return self._take(self.coroutine.send, None)
         except BaseException:
             self._close()
             raise
-        return False
 
+    @types.coroutine
     def rest(self) -> Generator[Any, Any, Any]:
         """Take the further steps of a coroutine that has begun and not ended."""
         try:
@@ -277,11 +275,6 @@ class _Drive:
             blocking.leave(stretch)
 
 
-@types.coroutine
-def _rest(drive: _Drive) -> Generator[Any, Any, Any]:
-    return (yield from drive.rest())
-
-
 def _coroutine(awaitable: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
     async def wait() -> Any:
         return await awaitable
@@ -317,14 +310,14 @@ class _Child(Coroutine[Any, Any, Any]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], scope: _Scope) -> None:
         self.coroutine, self.scope = coroutine, scope
-        self.steps: Generator[Any, Any, Any] | None = None
+        self.steps: Any = None
 
     def send(self, value: Any) -> Any:
         if self.steps is None:
             drive = _Drive(self.coroutine, self.scope, child=True)
             if drive.begin():
                 raise StopIteration(drive.value)
-            self.steps = drive.rest()
+            self.steps = cast(Any, drive.rest())
         return self.steps.send(value)
 
     def throw(self, *error: Any) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plumbob.rollout.chat import Chat
 from plumbob.rollout.dialogue import (
@@ -55,30 +55,38 @@ async def run_rollout(
     environment's own `Env` if it drives the conversation (`plumbob.rollout.driven.driver_of`); None if the model only
     answers the task's prompt and calls tools.
     """
+    # An asyncio task of its own, because the tools find the rollout's state in a context variable.
+    settings = (engine, chat, sampling or Sampling(), limits or Limits(), shared_toolsets)
+    return await asyncio.create_task(_played(_planned(task, driver), driver, slots, *settings))
+
+
+def _planned(task: vf.Task, driver: vf.Env | None) -> Plan:
+    """What all rollouts of a task share. Raises UnsupportedTaskset; an environment that drives checks by itself."""
+    from plumbob.rollout.verifiers_adapter import check_supported
     from plumbob.rollout.verifiers_scoring import Plan
 
-    # An asyncio task of its own, because the tools find the rollout's state in a context variable.
-    settings = (sampling or Sampling(), limits or Limits(), shared_toolsets)
-    return await asyncio.create_task(_played(Plan(task), engine, chat, *settings, driver, slots))
+    if driver is None:
+        check_supported(task)
+    return Plan(task)
 
 
-async def _played(
-    plan: Plan,
-    engine: Engine | ChatEngine,
-    chat: Chat | None,
-    sampling: Sampling,
-    limits: Limits,
-    shared: Sequence[vf.Toolset],
-    driver: vf.Env | None,
-    slots: asyncio.Semaphore | None,
-) -> vf.Trace:
-    """Play a rollout in the current asyncio task, once there is a slot for it."""
+def render_opening(task: vf.Task, chat: Chat) -> None:
+    """Render and tokenise a task's first prompt before its rollouts, which then find it in `chat`, if it has no tools."""
+    import verifiers.v1 as vf
+    from plumbob.rollout import verifiers_messages
+
+    if type(task).toolsets.__func__ is vf.Task.toolsets.__func__ and task.data.prompt is not None:
+        chat.prompt([verifiers_messages.to_wire(m) for m in verifiers_messages.initial_messages(task)], [])
+
+
+async def _played(plan: Plan, driver: vf.Env | None, slots: asyncio.Semaphore | None, *settings: Any) -> vf.Trace:
+    """Play a rollout in the current asyncio task, once there is a slot for it. `settings`: what `_run` takes besides."""
     async with slots or nullcontext():
         if driver is None:
-            return await _run(plan, engine, chat, sampling, limits, shared)
+            return await _run(plan, *settings)
         from plumbob.rollout.driven import run_driven
 
-        return await run_driven(driver, plan.task, engine, chat, sampling, limits, shared)
+        return await run_driven(driver, plan.task, *settings)
 
 
 async def _run(
@@ -94,7 +102,6 @@ async def _run(
     from plumbob.rollout.types import UnsupportedTaskset
 
     task = plan.task
-    adapter.check_supported(task)
     trace = verifiers_messages.new_trace(task, plan.identity)
     trace.timing.agent.start = time.time()
     counts = dict.fromkeys(COUNTS, 0)
@@ -151,14 +158,12 @@ async def run_group(
     slots: asyncio.Semaphore | None = None,
 ) -> list[vf.Trace]:
     """Run `size` rollouts of one task concurrently; the seed of rollout i is derived from (sampling.seed, i)."""
-    from plumbob.rollout.verifiers_scoring import Plan
-
-    plan = Plan(task)
+    plan = _planned(task, driver)
     seeds = [None if sampling.seed is None else derive_seed(sampling.seed, i) for i in range(size)]
     # `gather` makes an asyncio task of each rollout, which it must have: see `run_rollout`.
     return await asyncio.gather(
         *(
-            _played(plan, engine, chat, replace(sampling, seed=seed), limits, shared_toolsets, driver, slots)
+            _played(plan, driver, slots, engine, chat, replace(sampling, seed=seed), limits, shared_toolsets)
             for seed in seeds
         )
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import inspect
 import math
 import time
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, get_origin, get_type_hints
 
 import verifiers.v1 as vf
@@ -22,10 +22,7 @@ from verifiers.v1.utils.decorators import invoke, seed, unseed
 
 
 class Plan:
-    """What of a task is the same in all of its rollouts, so that a group's rollouts look for it once.
-
-    verifiers scores a task that finds its hooks or scores by itself, or has judges: it has no `signals`.
-    """
+    """What of a task is the same in all of its rollouts, so that a group's rollouts look for it once."""
 
     def __init__(self, task: vf.Task) -> None:
         self.task = task
@@ -46,20 +43,35 @@ class Plan:
         return overrides(self.task, "finalize")
 
     @functools.cached_property
-    def signals(self) -> tuple[_Signals, _Signals] | None:
-        """Its metrics and its rewards, each with its parameters; None if verifiers must score it."""
-        task = self.task
-        own = any(overrides(task, method) for method in ("score", "hooks", "plugged_judges"))
-        if own or task.scoring_deferred or task.config.judges:
+    def signals(self) -> list[list[_Signal]]:
+        """Its metrics and its rewards. One that needs a runtime is left out, as verifiers does."""
+        kinds = ([_Signal.of(hook, hook.__name__) for hook in self.task.hooks(kind)] for kind in ("metric", "reward"))
+        return [[signal for signal in signals if signal is not None] for signals in kinds]
+
+    def judges(self) -> list[_Signal]:
+        """Judges of its settings, made anew for each rollout."""
+        found = [(judge, _Signal.of(judge.score, judge.reward_name)) for judge in self.task.plugged_judges()]
+        return [replace(signal, weight=judge.config.weight) for judge, signal in found if signal is not None]
+
+
+@dataclass(frozen=True)
+class _Signal:
+    """A metric, reward or judge."""
+
+    call: Callable[..., Any]
+    name: str
+    takes: tuple[str, ...]
+    """What it is given: "task", its data, and "trace"."""
+    weight: float
+
+    @classmethod
+    def of(cls, call: Callable[..., Any], name: str) -> _Signal | None:
+        """None if it cannot do without a runtime."""
+        parameters = _parameters(getattr(call, "__func__", call), hasattr(call, "__func__"))
+        if "runtime" in parameters and parameters["runtime"].default is inspect.Parameter.empty:
             return None
-        metrics, rewards = (
-            [(hook, dict(_signature(hook).parameters)) for hook in task.hooks(kind)] for kind in ("metric", "reward")
-        )
-        needs = [names["runtime"] for _, names in (*metrics, *rewards) if "runtime" in names]
-        return None if any(p.default is p.empty for p in needs) else (metrics, rewards)
-
-
-_Signals = list[tuple[Callable[..., Any], dict[str, inspect.Parameter]]]
+        takes = tuple(name for name in parameters if name in ("task", "trace"))
+        return cls(call, name, takes, getattr(call, "_vf_weight", 1.0))
 
 
 async def fired_stop(plan: Plan, trace: Trace, caller: Caller) -> str | None:
@@ -113,85 +125,50 @@ async def _score(plan: Plan, trace: Trace, caller: Caller, running: list[str]) -
         async with boundary(TaskError, "task finalize"):
             await caller.call(running[0], lambda: invoke(task.finalize, {"trace": trace, "runtime": None}))
         running.clear()
-    if plan.signals is None:
-        await _scored_by_verifiers(task, trace, caller, running)
-    else:
+    if overrides(task, "score"):
+        await caller.call("scoring", lambda: task.score(trace))
+    elif not task.scoring_deferred:
         async with boundary(TaskError, f"task {type(task).__name__} scoring"):
-            await _take_signals(plan.signals, task, trace, caller, running)
+            await _take_signals(plan, trace, caller, running)
     wrong = [f"reward `{name}` is {r.score}" for name, r in trace.rewards.items() if r and not math.isfinite(r.value)]
     if wrong or not math.isfinite(trace.reward):
         raise NotFinite(" and ".join(wrong) or f"the sum of the rewards is {trace.reward}")
 
 
-async def _take_signals(
-    signals: tuple[_Signals, _Signals], task: vf.Task, trace: Trace, caller: Caller, running: list[str]
-) -> None:
-    """What verifiers' `Task.score` does without a runtime, but a single metric or reward is no asyncio task of its own."""
-    given = {"task": task.data, "trace": trace}
-    metrics, rewards = signals
-    seed(trace.metrics, (hook.__name__ for hook, _ in metrics))
-    seed(trace.rewards, (hook.__name__ for hook, _ in rewards))
-    for hooks, scores in ((metrics, trace.metrics), (rewards, trace.rewards)):
-        calls = [
-            _named(
-                functools.partial(hook, **{n: given[n] for n in names if n in given}),
-                f"`{hook.__name__}`",
-                caller,
-                running,
-            )
-            for hook, names in hooks
-        ]
-        results = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
-        for (hook, _), result in zip(hooks, results, strict=True):
+async def _take_signals(plan: Plan, trace: Trace, caller: Caller, running: list[str]) -> None:
+    """What verifiers' `Task.score` does without a runtime, but a single metric or reward is no asyncio task of its own.
+
+    Each is called as environment code, by its name.
+    """
+    given = {"task": plan.task.data, "trace": trace}
+    (metrics, rewards), judges = plan.signals, plan.judges()
+    seed(trace.metrics, (signal.name for signal in metrics))
+    seed(trace.rewards, (signal.name for signal in (*rewards, *judges)))
+
+    async def taken(signal: _Signal) -> Any:
+        running.append(where := f"`{signal.name}`")
+        result = await caller.call(
+            where, functools.partial(signal.call, **{name: given[name] for name in signal.takes})
+        )
+        running.remove(where)
+        return result
+
+    for signals in filter(None, (metrics, rewards, judges)):
+        results = [await taken(*signals)] if len(signals) == 1 else await asyncio.gather(*map(taken, signals))
+        for signal, result in zip(signals, results, strict=True):
             if isinstance(result, Mapping):
-                unseed(scores, hook.__name__)
-            for name, value in result.items() if isinstance(result, Mapping) else [(hook.__name__, result)]:
-                if hooks is metrics:
+                unseed(trace.metrics if signals is metrics else trace.rewards, signal.name)
+            for name, value in result.items() if isinstance(result, Mapping) else [(signal.name, result)]:
+                if signals is metrics:
                     trace.record_metric(name, value)
                 else:
-                    trace.record_reward(name, value, getattr(hook, "_vf_weight", 1.0))
-
-
-async def _scored_by_verifiers(task: vf.Task, trace: Trace, caller: Caller, running: list[str]) -> None:
-    """Score with `task.score`. It takes hooks and judges from the instance, so a copy can name and bound each of them."""
-    clone = copy.copy(task)
-    clone.hooks = lambda attr: [_bounded(hook, hook.__name__, caller, running) for hook in task.hooks(attr)]
-    judges = task.plugged_judges()
-    for judge in judges:
-        judge.score = _bounded(judge.score, judge.reward_name, caller, running)
-    clone.plugged_judges = lambda: judges
-    await caller.call("scoring", lambda: clone.score(trace))
-
-
-def _bounded(hook: Callable[..., Any], name: str, caller: Caller, running: list[str]) -> Callable[..., Any]:
-    """A metric or reward that runs as environment code, with its name among those that are `running` meanwhile."""
-
-    @functools.wraps(hook)
-    async def bounded(*args: Any, **kwargs: Any) -> Any:
-        return await _named(functools.partial(hook, *args, **kwargs), f"`{name}`", caller, running)
-
-    setattr(bounded, "__signature__", _signature(hook))  # noqa: B010 - verifiers looks at it twice
-    return bounded
-
-
-async def _named(call: Callable[[], Any], where: str, caller: Caller, running: list[str]) -> Any:
-    """Call a metric or reward as environment code, with its name among those that are `running` meanwhile."""
-    running.append(where)
-    result = await caller.call(where, call)
-    running.remove(where)
-    return result
-
-
-def _signature(hook: Callable[..., Any]) -> inspect.Signature:
-    """`inspect.signature`, which takes as long as a fast reward, once for all tasks of a class."""
-    function = getattr(hook, "__func__", None)
-    return inspect.signature(hook) if function is None else _signature_of_method(function)
+                    trace.record_reward(name, value, signal.weight)
 
 
 @functools.lru_cache(1024)
-def _signature_of_method(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function as a method, without its first argument."""
-    return inspect.signature(types.MethodType(function, object()))
+def _parameters(function: Callable[..., Any], bound: bool) -> Mapping[str, inspect.Parameter]:
+    """Of a function, or as a method, without its first; once for all tasks of a class, as it takes as long as a reward."""
+    return inspect.signature(types.MethodType(function, object()) if bound else function).parameters
 
 
 def cause(error: Exception) -> Exception:

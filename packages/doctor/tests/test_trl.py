@@ -253,6 +253,57 @@ def test_weights_are_equal_to_the_bit_with_and_without_it(name: str, tmp_path: P
     assert losses == losses_then
 
 
+PROCESSES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import plumbob.doctor
+from test_trl import BETWEEN_PROCESSES, make
+folder, name, attached = Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "True"
+trainer = make(folder, **BETWEEN_PROCESSES[name]())
+doctor = plumbob.doctor.attach(trainer, every=2) if attached else None
+trainer.train()
+trainer.save_model(str(folder / str(attached)))
+"""
+BETWEEN_PROCESSES: dict[str, Callable[[], dict[str, Any]]] = {
+    "tools": lambda: {**tools(), "loss_type": "bnpo", "beta": 0.04},
+    "divided twice, a group of two processes": lambda: {
+        **ACCUMULATED,
+        "per_device_train_batch_size": 1,
+        "kind": DividedTwice,
+        "loss_type": "dapo",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BETWEEN_PROCESSES)
+def test_a_step_of_two_processes_is_recorded_whole(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(PROCESSES)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        tmp_path / "run.py",
+    ]
+    for attached_ in ("False", "True"):
+        subprocess.run([*command, Path(__file__).parent, tmp_path, name, attached_], check=True, capture_output=True)
+    plain, own = (next((tmp_path / n).glob("*.safetensors")).read_bytes() for n in ("False", "True"))
+    assert plain == own
+    reading = of_folder(tmp_path / "plumbob_records")
+    record = read(tmp_path / "plumbob_records" / "step_00001.npz")
+    healthy = name == "tools"
+    assert len(record.rows) == (32 if healthy else 4)
+    assert all(len({r.rollout for r in record.rows}) == len(record.rows) == len(u.trained) for u in record.updates)
+    found = {finding.check: finding.verdict for _, finding in reading.examination().found}
+    assert found["the loss has the slopes of its formula"] == ("pass" if healthy else "fail")
+    assert not healthy or found["the gradient is that of the loss in every tensor"] == "pass"
+    assert not healthy or "fail" not in found.values()
+
+
 class DividedTwice(trl.GRPOTrainer):
     """A trainer whose loss is divided by the number of accumulated passes once more."""
 

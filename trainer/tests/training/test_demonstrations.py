@@ -18,7 +18,7 @@ from plumbob.trainer.policy.loading import load_chat, load_tokenizer
 from plumbob.trainer.rollouts.identity import marks, marks_of
 from plumbob.trainer.rollouts.tasks import load_tasks
 from plumbob.trainer.run_files.trace_files import trace_paths
-from plumbob.trainer.training.demonstrations import FILE, make_demonstrations, read_stored, shown, store
+from plumbob.trainer.training.sft.demonstrations import FILE, make_demonstrations, read_stored, shown, store
 
 HERE = World(0, 1, torch.device("cpu"))
 

@@ -15,8 +15,8 @@ from plumbob.testing.step_gradients import make_run
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.run_files import trace_files
-from plumbob.trainer.training import disk_space
-from plumbob.trainer.training.disk_space import bytes_of_traces, disk_lines, size
+from plumbob.trainer.training.capacity import disk_space
+from plumbob.trainer.training.capacity.disk_space import bytes_of_traces, disk_lines, size
 from plumbob.trainer.training.train import run
 
 WORLD = World(0, 1, torch.device("cpu"))

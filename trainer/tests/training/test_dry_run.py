@@ -29,9 +29,16 @@ from plumbob.trainer.policy.loading import empty_model, threads_for
 from plumbob.trainer.policy.lora import add_lora
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import lock_directory, new_directory, run_config
-from plumbob.trainer.training import out_of_memory
-from plumbob.trainer.training.dry_run import lines
-from plumbob.trainer.training.memory_plan import CACHE, MOST_KEPT, MOVABLE, activation_bytes, memory, plan_memory
+from plumbob.trainer.training.capacity import out_of_memory
+from plumbob.trainer.training.capacity.dry_run import lines
+from plumbob.trainer.training.capacity.memory_plan import (
+    CACHE,
+    MOST_KEPT,
+    MOVABLE,
+    activation_bytes,
+    memory,
+    plan_memory,
+)
 from plumbob.trainer.training.minibatches import make_minibatches
 from plumbob.trainer.training.step import optimizer_step
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from plumbob.testing.step_gradients import make_run
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.training import checkpoint
-from plumbob.trainer.training import out_of_memory as memory
-from plumbob.trainer.training.out_of_memory import SHARE, SMALLEST_TRIAL, STEP, fit_microbatch_tokens, trial_microbatch
+from plumbob.trainer.training.capacity import out_of_memory as memory
+from plumbob.trainer.training.capacity.out_of_memory import (
+    SHARE,
+    SMALLEST_TRIAL,
+    STEP,
+    fit_microbatch_tokens,
+    trial_microbatch,
+)
 from plumbob.trainer.training.run import TrainState
 from plumbob.trainer.training.setup import set_up
 
@@ -133,7 +139,7 @@ def test_a_trial_microbatch_that_does_not_fit_says_what_to_do():
         from types import SimpleNamespace
         import torch
         from plumbob.trainer.config.train import TrainConfig
-        from plumbob.trainer.training.out_of_memory import trial_microbatch
+        from plumbob.trainer.training.capacity.out_of_memory import trial_microbatch
         from plumbob.trainer.inference.weight_sync import parity_row
 
         def score(rows, temperature):

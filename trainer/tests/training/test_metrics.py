@@ -17,6 +17,7 @@ from plumbob.trainer.distributed.world import World
 from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.collect import collect
 from plumbob.trainer.run_files.metric_names import component_metric, describe
+from plumbob.trainer.training.capacity.out_of_memory import GIB
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.metrics import (
     END,
@@ -28,7 +29,6 @@ from plumbob.trainer.training.metrics import (
     within_groups,
 )
 from plumbob.trainer.training.minibatches import make_minibatches
-from plumbob.trainer.training.out_of_memory import GIB
 from plumbob.trainer.training.run import TrainState
 
 NAMES = ("exact", "mean", "smallest", "group_std", "std")

@@ -26,9 +26,10 @@ from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.run_files.run_directory import run_config
-from plumbob.trainer.training import checkpoint, sft_step
+from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.setup import set_up
+from plumbob.trainer.training.sft import step as sft_step
 from plumbob.trainer.training.train import run
 from transformers import AutoModelForCausalLM
 

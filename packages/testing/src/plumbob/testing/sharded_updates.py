@@ -21,8 +21,8 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World, join_world, leave_world
 from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.training import checkpoint
+from plumbob.trainer.training.capacity.out_of_memory import trial_microbatch
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches
-from plumbob.trainer.training.out_of_memory import trial_microbatch
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.step import optimizer_step

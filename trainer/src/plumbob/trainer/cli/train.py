@@ -94,7 +94,7 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
         import_verifiers()
         import_transformers(torch)
         if dry:
-            from plumbob.trainer.training.dry_run import dry_run
+            from plumbob.trainer.training.capacity.dry_run import dry_run
 
             begin = partial(dry_run, origins=_origins(cls, given))
         else:

@@ -27,8 +27,8 @@ from plumbob.trainer.reporting.progress_table import bars_for, sparkline
 from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.checkpoint import damage
-from plumbob.trainer.training.demonstrations import counts
 from plumbob.trainer.training.run import Run, kept_step
+from plumbob.trainer.training.sft.demonstrations import counts
 from plumbob.trainer.watch.warnings import read_warnings
 
 

@@ -11,8 +11,8 @@ from plumbob.trainer.policy.packing import to_device
 from plumbob.trainer.policy.policy import NO_ROW
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training.capacity.out_of_memory import exit_out_of_memory, explanation, give_back, resume_with
 from plumbob.trainer.training.minibatches import Minibatch
-from plumbob.trainer.training.out_of_memory import exit_out_of_memory, explanation, give_back, resume_with
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.tally import MicrobatchSums, Tally, grpo_sums, sums_of
 

@@ -20,7 +20,7 @@ from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.task_order import difficulty
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files.metric_names import component_metric
-from plumbob.trainer.training.out_of_memory import GIB
+from plumbob.trainer.training.capacity.out_of_memory import GIB
 from plumbob.trainer.training.run import Run, TrainState
 from plumbob.trainer.training.tally import Tally
 

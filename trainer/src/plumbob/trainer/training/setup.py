@@ -51,11 +51,11 @@ from plumbob.trainer.run_files.run_directory import (
     write_whole,
 )
 from plumbob.trainer.run_files.stopped import Stop, write_stop
-from plumbob.trainer.training import memory_plan
+from plumbob.trainer.training.capacity import memory_plan
 from plumbob.trainer.training.checkpoint import tidy
-from plumbob.trainer.training.demonstrations import Demonstrations, make_demonstrations, read_stored, store
 from plumbob.trainer.training.restore import choose_checkpoint, restore, set_aside_later
 from plumbob.trainer.training.run import Run, TrainState
+from plumbob.trainer.training.sft.demonstrations import Demonstrations, make_demonstrations, read_stored, store
 from transformers import PreTrainedModel
 
 Status = Callable[[str], None]

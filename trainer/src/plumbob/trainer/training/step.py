@@ -26,6 +26,7 @@ from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.run_files.trace_files import prepared_records
+from plumbob.trainer.training.capacity.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
 from plumbob.trainer.training.forward_backward import (
     MicrobatchLoss,
     accumulate,
@@ -33,7 +34,6 @@ from plumbob.trainer.training.forward_backward import (
 )
 from plumbob.trainer.training.metrics import metrics_before_training, training_metrics
 from plumbob.trainer.training.minibatches import Minibatch, make_minibatches, token_records
-from plumbob.trainer.training.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
 from plumbob.trainer.training.policy_shift import good_rollouts_shift, rows_to_score_again, step_kl
 from plumbob.trainer.training.recording import Recording
 from plumbob.trainer.training.run import MOST_SKIPPED, Run

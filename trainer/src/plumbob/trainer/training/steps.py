@@ -11,7 +11,7 @@ from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.training.run import Run
-from plumbob.trainer.training.sft_step import SftSteps
+from plumbob.trainer.training.sft.step import SftSteps
 from plumbob.trainer.training.step import train_step
 
 RECORDS = "records"

@@ -1,4 +1,4 @@
-"""A run from its first step to its last, of GRPO or of imitation. One step is in step.py or sft_step.py, set-up in
+"""A run from its first step to its last, of GRPO or of imitation. One step is in step.py or sft/step.py, set-up in
 setup.py, the result in finish.py.
 """
 
@@ -32,13 +32,13 @@ from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.run_files import start
 from plumbob.trainer.training import checkpoint
-from plumbob.trainer.training.demonstrations import shown
-from plumbob.trainer.training.disk_space import disk_lines
+from plumbob.trainer.training.capacity.disk_space import disk_lines
+from plumbob.trainer.training.capacity.out_of_memory import explanation, resume_with
 from plumbob.trainer.training.finish import finish, write_report
-from plumbob.trainer.training.out_of_memory import explanation, resume_with
 from plumbob.trainer.training.record import Recorder, means, open_recorder
 from plumbob.trainer.training.run import Run, is_new_best, judge
 from plumbob.trainer.training.setup import set_up
+from plumbob.trainer.training.sft.demonstrations import shown
 from plumbob.trainer.training.steps import Steps, open_steps
 from transformers.utils import logging as transformers_logging
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from plumbob.doctor import record as records
 from plumbob.doctor import trends
 from plumbob.doctor.confirm import TRIALS
@@ -98,12 +99,13 @@ class Doctor(TrainerCallback):
         )
         if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
             self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
-        # Scoring again has a part that waits for all processes, which may not all come to it.
-        self.watch = Watch(trainer, self.wants, rescore and not self._refused)
+        self.watch = Watch(trainer, lambda: self._kept, rescore and not self._refused)
         self.watch.gradients_are_complete = lambda: self._gradients()
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
         self._exact = {0, 1, new}
         """Steps whose first weights are kept: the first two, and the first with completions of weights that were trained."""
+        self._kept = False
+        """Whether the step that is under way is recorded: the same on every process, whatever fails on one."""
         self._snapshot: Snapshot | None = None
         self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
@@ -153,12 +155,14 @@ class Doctor(TrainerCallback):
 
     @_guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        [self._refused] = broadcast_object_list([self._refused])
+        self._kept = self.wants(state.global_step)
         self._print(self._take_row())
         self.watch.microbatches, self._tensors, self._change = [], None, {}
         if self._sample is None and not self._refused:
             self._sample = course.WeightSample(self.trainer)
             self._weights = self._sample.take()
-        exact = self.wants(state.global_step) and state.global_step - self.began in self._exact
+        exact = state.is_world_process_zero and self._kept and state.global_step - self.began in self._exact
         self._snapshot = Snapshot(self.trainer) if exact else None
 
     @_guarded
@@ -174,7 +178,9 @@ class Doctor(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step = state.global_step - 1
         new: list[Finding] = []
-        if self.wants(step) and self._tensors is not None:
+        if self._kept:
+            self.watch.complete()
+        if self._tensors is not None and not self._refused and state.is_world_process_zero:
             with unchanged_randomness():
                 new = self._examine(step, self._tensors)
         self._snapshot = self._tensors = None

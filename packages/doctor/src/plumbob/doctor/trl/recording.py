@@ -15,7 +15,7 @@ import torch
 from plumbob.doctor import record as records
 from plumbob.doctor.measuring import numbers
 from plumbob.doctor.trl.settings import settings_of
-from plumbob.doctor.trl.watching import Microbatch, Round, Turn, Watch, loss_mask, token_weights
+from plumbob.doctor.trl.watching import Microbatch, Round, Turn, Watch, loss_mask
 
 
 def trained(trainer: Any) -> dict[str, torch.nn.Parameter]:
@@ -39,9 +39,8 @@ def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) 
     update.trial = next((one.trial for one in watch.microbatches if one.trial is not None), None)
     left = _keys(made.output)
     for k, one in enumerate(watch.microbatches):
-        one = replace(one, inputs=on_cpu(one.inputs), logprobs=on_cpu(one.logprobs), slopes=on_cpu(one.slopes))
-        weights = token_weights(trainer, one.inputs, made)
-        for j, (key, own) in enumerate(zip(_keys(one.inputs).elements(), weights, strict=True)):
+        one = Microbatch(**on_cpu(vars(one)))
+        for j, (key, own) in enumerate(zip(_keys(one.inputs).elements(), one.weights, strict=True)):
             row = left.take(key, float(one.inputs["advantages"][j].float().mean()))
             update.members.append(row)
             if (given := _trained_row(record, row, k, j, one, own)) is not None:

@@ -131,7 +131,6 @@ def refusal(trainer: Any) -> str | None:
     args, kind = trainer.args, str(trainer.accelerator.distributed_type)
     generated = args.steps_per_generation * args.num_iterations
     for applies, why in (
-        (trainer.accelerator.num_processes > 1, "training in several processes"),
         (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, f"training with {kind.rpartition('.')[2]}"),
         (args.fp16, "training with fp16, which scales gradients"),
         (trainer._is_vlm, "a model that reads images"),

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
 from plumbob.doctor.trl.before import order
 from plumbob.doctor.trl.settings import narrowing
 from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
 
 
 @dataclass
@@ -59,14 +61,16 @@ class Microbatch:
     """[B, C]"""
     slopes: list[torch.Tensor] = field(default_factory=list)
     """[B, C], once the backward pass has been."""
+    weights: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    """[B, C] the weight of each token in the loss of the step, whose gradient is the mean over processes."""
     trial: LossTrial | None = None
 
 
 class Watch:
     """What happened since the last generation and the last optimizer step."""
 
-    def __init__(self, trainer: Any, wants: Callable[[int], bool], rescore: bool) -> None:
-        """`wants`: whether tensors of a step (from 0) are kept. Rewards and lengths are kept of every step.
+    def __init__(self, trainer: Any, wants: Callable[[], bool], rescore: bool) -> None:
+        """`wants`: whether tensors of the step that is under way are kept. Rewards and lengths are kept of every step.
 
         `rescore`: whether the completions of the first step are scored twice.
         """
@@ -93,7 +97,7 @@ class Watch:
     @property
     def now(self) -> bool:
         """Whether the step that is under way is kept."""
-        return self.trainer.model.training and self.wants(self.trainer.state.global_step)
+        return self.trainer.model.training and self.wants()
 
     # Generation and rewards
 
@@ -102,7 +106,8 @@ class Watch:
             return original(inputs, *rest, **more)
         self.round = Round(self.trainer.state.global_step, [dict(one) for one in inputs])
         self.round.output = original(inputs, *rest, **more)
-        return self.round.output
+        own, self.round = self.round.output, replace(self.round, **of_all_processes(self.trainer, vars(self.round)))
+        return own
 
     def _generate(self, original: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
         result = original(prompts, *rest, **more)
@@ -132,14 +137,15 @@ class Watch:
         if self.round is not None and self.trainer.model.training:
             self.round.rewards, self.round.reward_weights = values(rewards), values(self.trainer.reward_weights)
             own = type(self.trainer)._calculate_rewards is not GRPOTrainer._calculate_rewards
-            if self._rescore and not own and not more and self.trainer.environments is None:
+            groups = len(given[0]) % self.trainer.num_generations == 0  # else another process has the rest of a group
+            if self._rescore and groups and not own and not more and self.trainer.environments is None:
                 self._rescore = False
-                with self._without_trace(), suppress(Exception):  # a reward function raises what it likes
+                with self._without_trace(), alone(), suppress(Exception):  # a reward function raises what it likes
                     # Groups stay whole: a reward may compare within one.
                     half = len(given[0]) // self.trainer.num_generations // 2 * self.trainer.num_generations
                     parts = [part for part in (slice(half), slice(half, None)) if given[0][part]]
                     turned = np.concatenate([values(original(*(one[p][::-1] for one in given)).flip(0)) for p in parts])
-                    found = order(values(rewards), turned, lambda: self._again(original, given))
+                    found = order(values(rewards)[: len(turned)], turned, lambda: self._again(original, given))
                     self.rescored = replace(found, step=None if found.verdict == "pass" else 1)
         return rewards
 
@@ -174,12 +180,24 @@ class Watch:
         talks = isinstance(inputs[0]["prompt"], list)
         said = [[{"role": "assistant", "content": text}] if talks else text for text in texts]
         ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(texts)["input_ids"]]
-        with self._without_logs(), suppress(Exception):  # a reward function raises what it likes
+        with self._without_logs(), alone(), suppress(Exception):  # a reward function raises what it likes
             rows = copy.deepcopy(inputs)
             return values(GRPOTrainer._calculate_rewards(trainer, rows, [row["prompt"] for row in rows], said, ids))
         return None
 
     # Loss and gradient
+
+    def complete(self) -> None:
+        """The step has been taken: its microbatches get the rows of all processes. Each process has to call it."""
+        processes = self.trainer.accelerator.num_processes
+        for one in self.microbatches:
+            one.weights = token_weights(self.trainer, one.inputs, self.round) / processes
+            one.slopes = [slopes / processes for slopes in one.slopes[:1]]
+            given = {"inputs": one.inputs, "logprobs": one.logprobs, "weights": one.weights}
+            given |= {"slopes": one.slopes[0]} if one.slopes else {}
+            whole = of_all_processes(self.trainer, given)
+            one.slopes = [whole.pop("slopes")] if one.slopes else []
+            vars(one).update(whole)
 
     def _loss(self, original: Any, model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
         if not self.now:
@@ -255,6 +273,45 @@ class Watch:
         )
 
 
+def of_all_processes(trainer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the rows of every process, in their order. Each process has to call it, with equal names.
+
+    Rows of tensors are padded with zeros to one width, on the left where the name is of a prompt. What is neither a list nor
+    a tensor with rows stays as it is.
+    """
+    return {name: _joined(trainer.accelerator, name, value) for name, value in given.items()}
+
+
+def _joined(accelerator: Any, name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _joined(accelerator, key, one) for key, one in value.items()}
+    if accelerator.num_processes == 1:
+        return value
+    if isinstance(value, torch.Tensor) and value.dim():
+        value = value.long() if value.dtype == torch.bool else value.detach()
+        return accelerator.gather(accelerator.pad_across_processes(value, 1, pad_first=name.startswith("prompt_")))
+    if name == "turns":
+        every = gather_object([value])
+        return [_turn([turns[k] for turns in every if k < len(turns)]) for k in range(max(map(len, every)))]
+    return gather_object(value) if isinstance(value, list) else value
+
+
+def _turn(own: Sequence[Turn]) -> Turn:
+    """A turn of all processes, from that of each."""
+    logprobs = None if any(one.logprobs is None for one in own) else [p for one in own for p in one.logprobs or ()]
+    return Turn([p for one in own for p in one.prompts], [c for one in own for c in one.completions], logprobs)
+
+
+@contextmanager
+def alone() -> Generator[None]:
+    """In this context, rewards that TRL computes are those of this process, which waits for no other one."""
+    given, grpo_trainer.gather = grpo_trainer.gather, lambda tensor: tensor
+    try:
+        yield
+    finally:
+        grpo_trainer.gather = given
+
+
 def loss_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
     """[B, C] the tokens that TRL's loss counts."""
     mask = inputs["completion_mask"]
@@ -262,8 +319,11 @@ def loss_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def token_weights(trainer: Any, inputs: Mapping[str, Any], made: Round | None) -> torch.Tensor:
-    """[B, C] the weight of each token in the loss by TRL's documentation of `loss_type`."""
-    args, mask = trainer.args, loss_mask(inputs).float()
+    """[B, C] the weight of each token in the loss of this process by TRL's documentation of `loss_type`.
+
+    `made` has the completions of all processes, and the gradient of a step is the mean of those of their losses.
+    """
+    args, mask, processes = trainer.args, loss_mask(inputs).float(), trainer.accelerator.num_processes
     passes, rows, tokens = trainer.current_gradient_accumulation_steps, len(mask), mask.sum().clamp(min=1)
     match args.loss_type:
         case "dr_grpo":
@@ -271,7 +331,7 @@ def token_weights(trainer: Any, inputs: Mapping[str, Any], made: Round | None) -
         case "bnpo":
             return mask / (tokens * passes)
         case "dapo" | "cispo":
-            every = tokens if made is None else loss_mask(made.output).sum().clamp(min=1)
+            every = tokens if made is None else loss_mask(made.output).sum().clamp(min=1) / processes
             return mask * args.steps_per_generation / (every * passes)
     return mask / mask.sum(1, keepdim=True).clamp(min=1) / (rows * passes)
 

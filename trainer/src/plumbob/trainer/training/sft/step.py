@@ -18,9 +18,9 @@ from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.task_order import epoch_order, walk
+from plumbob.trainer.training.capacity.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
 from plumbob.trainer.training.metrics import memory_metrics
 from plumbob.trainer.training.minibatches import Minibatch
-from plumbob.trainer.training.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.step import Stopwatch, optimizer_step, set_learning_rate
 from plumbob.trainer.training.tally import MicrobatchSums, Tally, WeightSample, sums_of

@@ -32,10 +32,10 @@ from plumbob.trainer.run_files.run_directory import (
     run_config,
     run_directory_of,
 )
-from plumbob.trainer.training.disk_space import size
-from plumbob.trainer.training.memory_plan import memory, plan_memory, room_of
+from plumbob.trainer.training.capacity.disk_space import size
+from plumbob.trainer.training.capacity.memory_plan import memory, plan_memory, room_of
+from plumbob.trainer.training.capacity.out_of_memory import GIB
 from plumbob.trainer.training.metrics import main_gib
-from plumbob.trainer.training.out_of_memory import GIB
 from plumbob.trainer.training.restore import choose_checkpoint
 from plumbob.trainer.training.setup import check_context
 from transformers import PreTrainedModel

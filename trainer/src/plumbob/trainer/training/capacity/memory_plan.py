@@ -17,7 +17,7 @@ from plumbob.trainer.distributed.launcher import requested
 from plumbob.trainer.policy.gpu_memory import LIBRARIES, MARGIN, total_memory
 from plumbob.trainer.policy.loading import empty_model
 from plumbob.trainer.policy.token_logprobs import CHUNK_LOGITS, most_logits
-from plumbob.trainer.training.disk_space import size
+from plumbob.trainer.training.capacity.disk_space import size
 from transformers import PreTrainedModel
 
 FEW_TOKENS = 1024

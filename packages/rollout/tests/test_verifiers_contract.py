@@ -5,6 +5,7 @@ If one of these fails after an upgrade, the modules to look at are verifiers_ada
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 import verifiers.v1 as vf
@@ -201,11 +202,20 @@ class Unscored(vf.Task):
         return 1.0
 
 
+class Judged(ScoredOnce):
+    def plugged_judges(self):
+        async def score(task, trace):
+            return {"style": trace.num_turns + task.idx}
+
+        return [SimpleNamespace(score=score, reward_name="judged", config=SimpleNamespace(weight=0.5))]
+
+
 WEIGHTED = {"rewards": {"only": {"weight": 0.5}}}
 
 
 @pytest.mark.parametrize(
-    ("cls", "config"), [(Scored, {}), (ScoredOnce, {}), (ScoredOnce, WEIGHTED), (Unscored, {}), (vf.Task, {})]
+    ("cls", "config"),
+    [(Scored, {}), (ScoredOnce, {}), (ScoredOnce, WEIGHTED), (Unscored, {}), (Judged, {}), (vf.Task, {})],
 )
 def test_metrics_and_rewards_are_those_that_upstream_records(cls, config):
     """Metrics and rewards are called without upstream's `score`, whose asyncio tasks take as long as a fast reward."""

@@ -89,6 +89,14 @@ while time.process_time() < until:
 
 
 @pytest.mark.slow
+def test_tasks_that_are_copies_are_told(tmp_path):
+    project = broken(tmp_path, ("taskset.py", "{config.split}/{index}", "{config.split}/{index // 4}"))
+    report = run_check(project)
+    (load,) = [result for result in report.results if result.check == "load"]
+    assert load.status == "ok" and "; 48 of them are copies of earlier ones but for the name" in load.measured
+
+
+@pytest.mark.slow
 def test_an_environment_that_takes_its_process_down_at_import(tmp_path):
     edit = (
         "__init__.py",

@@ -181,6 +181,13 @@ def test_a_library_is_not_replaced_under_an_environment_that_needs_it(index, sit
         chosen(index, "vf-new")
 
 
+def test_what_an_upgrade_replaces_demands_nothing_any_more(index, site):
+    """An environment that pins another package exactly, in each of its versions, can be upgraded."""
+    site("plumbob-shared", "0.1.0")
+    site("vf-new", "0.9", "plumbob-shared==0.1.0")
+    assert chosen(index, "vf-new", upgrade=True) == {"vf-new": "1.0", "plumbob-shared": "0.2.0"}
+
+
 def test_what_uv_takes_from_this_disk_is_followed_there(make_project, tmp_path):
     make_project(tmp_path / "env", "vf-mine", needs=["plumbob-near>=0.1", "plumbob-far>=0.1", "numpy"])
     make_project(tmp_path / "near", "plumbob-near", needs=["plumbob-deep>=0.3"])

@@ -122,6 +122,15 @@ def test_info_from_an_index(hub_index, tmp_path):
         from_index("tyo", str(hub_index), tmp_path)
 
 
+def test_info_of_what_is_nowhere(tmp_path, monkeypatch):
+    from plumbob.hub.cli.hub import info
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PLUMBOB_INDEX", raising=False)
+    with pytest.raises(UserError, match="vf-nowhere is not installed, and no package index is set"):
+        info("vf-nowhere")
+
+
 def test_info_of_what_is_installed(capsys):
     from plumbob.console.app import run_app
     from plumbob.hub.cli.hub import app
@@ -188,6 +197,30 @@ def test_builds_at_the_same_time_lose_nothing(tmp_path, make_wheel):
     ]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert sorted(e["name"] for e in read_catalog(tmp_path / "hub")) == sorted(names)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_an_index_is_on_the_disk_before_the_one_that_it_replaces_goes(tmp_path, monkeypatch, exchange):
+    """What a power cut leaves depends on this order, and nothing but the order of the calls can show it here."""
+    from plumbob.hub.index import replace_directory as swap
+
+    old, new, done = tmp_path / "index", tmp_path / "new", []
+    for folder in (old, new / "files"):
+        folder.mkdir(parents=True)
+        (folder / "wheel").write_text("x")
+    fsync, rmtree = os.fsync, shutil.rmtree
+
+    def noted(descriptor):
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path).as_posix())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **how: (done.append("gone"), rmtree(path, **how)))
+    if not exchange:
+        monkeypatch.setattr(swap, "_exchange", lambda a, b: False)
+    replace_directory(new, old)
+    assert {"new/files/wheel", "new/files", "new", "."} <= set(done[: len(done) - done[::-1].index("gone") - 1])
+    assert (old / "files" / "wheel").is_file()
 
 
 def test_without_an_exchange_in_one_step_a_kill_between_is_healed(tmp_path, monkeypatch):

@@ -98,7 +98,9 @@ def test_an_upgrade_that_does_not_import_puts_the_old_version_back(new_python, b
     done = python.run("vf-install", "foo", "toy", "-U", "--index", breaking_index, code=1)
     foo, toy = done.stdout.splitlines()[:2]
     assert foo.startswith("failed         foo: 0.3.0 is not kept: foo does not load: ValueError: it needs")
-    assert foo.endswith("; plumbob-shared 0.1.0, vf-foo 0.1.0, vf-toy 0.1.0 was put back") and "\x1b" not in done.stdout
+    assert (
+        foo.endswith("; plumbob-shared 0.1.0, vf-foo 0.1.0, vf-toy 0.1.0 were put back") and "\x1b" not in done.stdout
+    )
     assert toy.startswith("installed      vf-toy 0.2.0")  # without it, the other is upgraded
     assert listed(python) == {"foo": ("0.1.0", "ok"), "toy": ("0.2.0", "ok")}
     assert not (python.site / ".vf-install-undo").exists()

@@ -34,6 +34,7 @@ def main():
         return int(given["fail"])
     directory.mkdir(parents=True, exist_ok=resumed)
     given["variables"] = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")]
+    given["process"] = os.getpid()
     (directory / "checkpoint.json").write_text(json.dumps(given))
     steps, seed = int(given["max_steps"]), int(given["seed"])
     numbers = {"max_steps": steps, "seed": seed, "gain": float(given.get("gain", 0))}

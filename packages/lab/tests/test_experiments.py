@@ -192,7 +192,13 @@ def test_hypotheses_run_side_by_side_and_share_the_runs_of_one_command(tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "jobs"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGINT, " --jobs 2")], ids=str
+    ("number", "jobs"),
+    [
+        *((signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGINT, " --jobs 2")),
+        # Nothing can be passed on when the lab itself is killed, but Linux tells its runs.
+        pytest.param(signal.SIGKILL, "", marks=pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")),
+    ],
+    ids=str,
 )
 def test_ctrl_c_ends_the_runs_that_are_under_way_and_lab_run_goes_on_with_them(tmp_path, number, jobs):
     write(tmp_path, treatment="--gain 0.5 --stop-at 3")
@@ -208,8 +214,12 @@ def test_ctrl_c_ends_the_runs_that_are_under_way_and_lab_run_goes_on_with_them(t
         time.sleep(0.05)
     process.send_signal(number)
     _, told = process.communicate(timeout=600)
-    assert process.returncode == 130
-    assert f"go on with:  lab run H01{jobs} -C {os.path.relpath(tmp_path)}" in told
+    run = int(json.loads((half.directory / "checkpoint.json").read_text())["process"])
+    while _is_alive(run) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_alive(run)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+    assert number == signal.SIGKILL or f"go on with:  lab run H01{jobs} -C {os.path.relpath(tmp_path)}" in told
     assert half.state == "unfinished"
     first = control / "metrics.jsonl"
     before = first.stat().st_mtime_ns
@@ -220,6 +230,23 @@ def test_ctrl_c_ends_the_runs_that_are_under_way_and_lab_run_goes_on_with_them(t
     assert "treatment seed 0 (resumed)  step 6 of 6" in again.communicate(timeout=600)[1]
     assert [row["step"] for row in RunFiles(half.directory).rows] == [1, 2, 3, 4, 5, 6]
     assert first.stat().st_mtime_ns == before
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        return " Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--flags=--no-such-option 3", "--flags=--max-steps 'x", "--env=lokup", "--model=./no"]
+)
+def test_a_lab_whose_runs_train_would_refuse_is_not_laid_out(tmp_path, wrong):
+    done = subprocess.run([*LAB, "init", str(tmp_path / "lab"), wrong], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "lab").exists()
+    assert wrong.partition("=")[2].split()[0] in done.stderr
 
 
 def test_log_show_and_compare_as_text_and_json(tmp_path):

@@ -49,6 +49,10 @@ def test_unknown_environment(refused):
     assert "there is no environment 'lokup'; did you mean 'lookup'?" in refused("lokup")
 
 
+def test_environments_with_a_comma(refused):
+    assert "several environments are separated by spaces: lookup gsm8k:2" in refused("lookup,gsm8k:2")
+
+
 def test_unknown_flag(refused):
     message = refused("lookup", "--learning-rat", "1")
     assert "--learning-rat" in message and "--learning-rate" in message
@@ -124,12 +128,22 @@ def test_settings_that_cannot_be(refused, args, message):
     ("args", "message"),
     [
         (["-a", "min_hops=9"], "lookup: max_hops (5) is less than min_hops (9)"),
+        (
+            ["--max-context", "10"],
+            "--max-context 10 leaves no room for a reply: the shortest prompt of lookup's first 8",
+        ),
         (["--max-context", "100000"], "--max-context 100000 is more than the 4096 positions of the model"),
         (["--peft", "--lora-targets", "c_attn"], "--lora-targets names no module of this model: c_attn"),
     ],
 )
 def test_settings_that_do_not_fit_together_or_the_model(refused, args, message):
     assert message in refused(*args, loads=True)
+
+
+def test_half_of_what_a_launcher_says(refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert "WORLD_SIZE is '2', but MASTER_ADDR and MASTER_PORT are not set; unset it, or start" in refused("lookup")
 
 
 def test_missing_dataset(refused, tmp_path):
@@ -225,7 +239,7 @@ def test_help_is_in_groups_and_lists_the_settings_of_the_environment(capsys):
 def test_a_missing_reporting_library_leaves_nothing_behind(refused):
     for library in ("wandb", "trackio"):
         if importlib.util.find_spec(library) is None:
-            assert f"pip install {library}" in refused("--report-to", library, loads=True)
+            assert f"pip install {library}" in refused("--report-to", library)
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """The bundled policies: each is a decent baseline in its environment, with room that training can use."""
 
 import importlib
+import shutil
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import pytest
+from plumbob.console import UserError
 from plumbob.trainer.config.bundled_models import BUNDLED_MODELS
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records, rows_of
@@ -95,3 +97,13 @@ def test_the_musique_demonstrators_queries_find_their_documents_first(tools):
             (hit,) = retriever.search(step.query, 1)
             (document,) = (d for d in task.data.documents if d.id == hit.doc_id)
             assert hit.doc_id == hop.support and step.fact in document.text
+
+
+@pytest.mark.parametrize("left", [0, 7, 0.3])
+def test_weights_that_are_cut_off_are_one_sentence(tmp_path, left):
+    folder = shutil.copytree(model_path("tiny"), tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: int(left * len(whole)) if left < 1 else int(left)])
+    with pytest.raises(UserError, match=f"cannot load model '{folder}': "):
+        load_model(str(folder))

@@ -11,12 +11,13 @@ from plumbob.rollout import Sample
 from plumbob.testing.small_models import ARCHITECTURES, small_model
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import balanced_shares
-from plumbob.trainer.policy import compiling, flash_attention, packed_attention
+from plumbob.trainer.policy import compiling, flash_attention, packed_attention, token_scorer
 from plumbob.trainer.policy import policy as policy_module
 from plumbob.trainer.policy.forward_plan import plan_forward
 from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.policy.shared_beginnings import SHORTEST, balanced_by_prompt, find_pieces
+from plumbob.trainer.policy.token_logprobs import score_tokens
 
 WITH_WINDOWS = {"qwen2 with windows", "gemma 2", "gemma 3", "mistral", "phi 3", "gpt-oss"}
 PADDED = {"qwen3-next", "qwen3.5", "lfm2", "mamba", "bloom"}
@@ -165,6 +166,20 @@ def test_a_prompt_is_computed_once_for_its_rows(tiny):
     one_pass, alone, *rest = tokens
     assert one_pass == 30 + 50 + 8 * 10 and alone == 40
     assert rest == [160, 70, 70, 70]  # 50 + 2 x 10 twice, and 30 + 4 x 10
+
+
+def test_sampled_tokens_that_rows_share_are_scored_once(tiny, monkeypatch):
+    """Not those that follow the same tokens and differ: their logits come from one place, and each has its own score."""
+    sizes = []
+    monkeypatch.setattr(
+        token_scorer, "score_tokens", lambda hidden, *a: sizes.append(len(hidden)) or score_tokens(hidden, *a)
+    )
+    prompt, begun = list(range(20, 50)), list(range(100, 112))
+    rows = [row_of(prompt, [*begun, i % 3, 7]) for i in range(6)]
+    scores = tiny.score(rows, 1.0)
+    assert len(scores.logprobs) == 6 * 14 and sizes == [12 + 3 + 6]
+    tiny.score(rows[:1], 1.0)
+    assert sizes[1:] == [14]
 
 
 def test_what_is_before_a_shared_prompt_matters_to_every_row(tiny):

@@ -65,8 +65,9 @@ def test_mistakes(report, tmp_path):
     directory = make_run(tmp_path, "r")
     assert report(tmp_path / "nowhere")[::2] == (
         2,
-        f"report: {tmp_path}/nowhere is not a run directory: it has no config.toml\n",
+        f"report: there is no folder {tmp_path}/nowhere\n",
     )
+    assert "metrics.jsonl is a file; name the run directory" in report(directory / "metrics.jsonl")[2]
     assert "is a folder; name a file" in report(directory, "-o", tmp_path)[2]
     assert "cannot be written" in report(directory, "-o", tmp_path / "no" / "folder.html")[2]
     assert "--live serves the page and writes no file" in report(directory, "--live", "-o", tmp_path / "x.html")[2]
@@ -83,7 +84,7 @@ def test_a_folder_of_runs_is_one_page_of_all_that_can_be_read(report, tmp_path):
     assert code == 0 and out.startswith(f"{tmp_path / 'report.html'}  ") and "2 runs, 8 steps, 64 rollouts" in out
     assert f"the settings of {tmp_path / 'broken'} cannot be read" in err
     assert report(tmp_path, tmp_path / "a", "-o", tmp_path / "again.html")[1].count("2 runs") == 1  # none twice
-    assert "is not a run directory" in report(tmp_path / "notes")[2]
+    assert "is not a run directory: neither it nor a folder in it has a config.toml" in report(tmp_path / "notes")[2]
     assert "cannot be read" in report(tmp_path / "broken")[2]
 
 
@@ -99,7 +100,10 @@ def test_damaged_files_are_told_and_the_rest_is_shown(report, tmp_path):
     assert code == 0 and f"{3 * 2 * GROUP - 2} rollouts" in out
     metrics = (directory / "metrics.jsonl").read_text().splitlines()
     (directory / "metrics.jsonl").write_text("\n".join([metrics[0], "{no", *metrics[2:], "{half"]))
-    assert f"line 2 is damaged, so it and the {len(metrics) - 1} after it are not read" in report(directory)[2]
+    lost = f"line 2 is damaged, so it and the {len(metrics) - 1} after it are not read"
+    told = report(directory)
+    # A page of what can be read is worth having, so this is no failure; the page itself says what is not on it.
+    assert told[0] == 0 and lost in told[2] and any(lost in note for note in read([directory]).notes)
     (directory / "metrics.jsonl").write_text("\n".join([*metrics, "{half"]))  # what a kill leaves
     assert "is damaged" not in report(directory)[2]
     assert "step_3.jsonl.gz cannot be read" in err and "line 2 of step 2 is no trace" in err

@@ -139,6 +139,15 @@ def test_stored_rollouts_of_held_out_tasks_are_dropped_and_counted(chat, evaluat
         make(chat, config, tasks)
 
 
+def test_rollouts_of_another_environment_are_named_as_such(chat, evaluated):
+    """Their data may fit: GSM8K's has a prompt and an answer too."""
+    config = config_of(env="gsm8k", env_args=("datasets=synthetic",), demonstrations=str(evaluated))
+    with pytest.raises(
+        UserError, match="lookup.jsonl holds tasks of another environment than gsm8k: they are LookupTask, not GSM"
+    ):
+        make(chat, config)
+
+
 def test_rollouts_of_another_model_are_played_again_in_this_model_s_form(evaluated):
     """tiny-musique has another tokenizer and the same form of calls: ids are its own, rewards are scored anew."""
     other = load_chat(load_tokenizer("tiny-musique"), None)

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.testing import kill_driver
 from plumbob.trainer.algorithm.learning_rate import learning_rate
-from plumbob.trainer.cli.train import configure
+from plumbob.trainer.cli.train import check_before_loading, configure
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.run_files.run_directory import lock_directory, saved_checkpoints
+from plumbob.trainer.training import restore
 from plumbob.trainer.training.checkpoint import damage, write_manifest
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
@@ -137,6 +138,35 @@ def test_a_run_of_a_time_when_an_option_had_another_name_is_resumed(four_steps, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("value", ["reward", "k1"])
+def test_a_value_that_is_gone_is_named_with_its_file_and_a_run_that_has_it_goes_on_with_another(
+    four_steps, tmp_path, value
+):
+    directory = shutil.copytree(four_steps, tmp_path / "old")
+    path = directory / "config.toml"
+    path.write_text(path.read_text().replace('kl_estimator = "k2"', f'kl_estimator = "{value}"'))
+    state = directory / "checkpoints" / "step_4" / "state.json"
+    state.write_text(state.read_text().replace('kl_estimator = \\"k2\\"', f'kl_estimator = \\"{value}\\"'))
+    with pytest.raises(UserError, match=rf"{path}: --kl-estimator {value} is gone: write k2"):
+        configure({"resume": str(directory)})
+    config, _ = configure({"resume": str(directory), "kl_estimator": "k3"})
+    assert config.kl_estimator == "k3"
+    write_manifest(state.parent)
+    assert restore.choose_checkpoint(directory, config) == state.parent
+
+
+def test_a_run_without_checkpoints_says_what_resuming_does(four_steps, tmp_path, capsys):
+    directory = shutil.copytree(four_steps, tmp_path / "r")
+    shutil.rmtree(directory / "checkpoints")
+    with pytest.raises(UserError, match="has ended and its checkpoints are gone.*--model"):
+        check_before_loading(saved_config(directory), directory)
+    (directory / "summary.json").unlink()
+    assert restore.choose_checkpoint(directory, saved_config(directory)) is None
+    assert "has no checkpoint yet: the run begins again with its first step" in capsys.readouterr().err
+    with pytest.raises(UserError, match="there is no checkpoint .*step_9; those of the run: step_2, step_3, step_4"):
+        configure({"resume": str(four_steps / "checkpoints" / "step_9")})
+
+
 def test_settings_that_config_toml_lost_are_those_of_the_checkpoint_and_are_named(halfway, capfd):
     path = halfway / "config.toml"
     kept = [line for line in path.read_text().splitlines() if not line.startswith(("max_tokens", "num_generations"))]

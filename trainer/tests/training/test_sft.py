@@ -191,7 +191,7 @@ def test_each_command_resumes_its_own_runs_only(finished, tmp_path, capsys):
     assert command("sft", "--resume", str(finished), "--min-reward", "0.5") == 2
     assert "--resume keeps the run's own --min-reward" in capsys.readouterr().err
     assert command("sft", "lookup", "--num-generations", "4") == 2
-    assert "there is no option --num-generations" in capsys.readouterr().err
+    assert "--num-generations is an option of `train`, not of `sft`: leave it out" in capsys.readouterr().err
 
 
 def test_the_doctor_says_what_it_cannot_examine(finished):

@@ -17,6 +17,9 @@ from plumbob.trainer.policy.policy import Policy
 WITHOUT_A_CACHE = {"qwen3-next", "qwen3.5", "lfm2", "mamba", "bloom"}
 """Recurrent states, and attention that does not take the engine's mask."""
 
+JOINED = {"granite", "llama", "qwen2", "qwen3", "smollm 3"}
+"""Whose weights are joined to decode in few operations."""
+
 NEW = 12
 
 
@@ -54,6 +57,7 @@ async def two_turns(engine, rows: list[list[int]]) -> list[Sample]:
 def test_sampled_tokens_have_the_trainers_probabilities_over_two_turns(name):
     policy, engine = opened(name)
     assert isinstance(engine, WholeRowsEngine) == (name in WITHOUT_A_CACHE)
+    assert engine.decoding.joined == (name in JOINED)
     rows = prompts(5)
     samples = asyncio.run(two_turns(engine, [*rows, rows[1]]))  # a group shares a prompt
     assert max(len(s.token_ids) for s in samples) > 4 * WINDOW
@@ -66,7 +70,7 @@ def test_sampled_tokens_have_the_trainers_probabilities_over_two_turns(name):
         assert engine.prefilled_tokens == sum(map(len, rows)) + 6 * 4
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "gemma 3", "bloom", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3.5", "gemma 3", "bloom", "gpt-oss", "qwen3"])
 def test_synced_weights_are_served_whatever_the_way_of_decoding(name):
     policy, engine = opened(name)
     with torch.no_grad():
@@ -77,6 +81,16 @@ def test_synced_weights_are_served_whatever_the_way_of_decoding(name):
     with torch.no_grad():
         ours = policy.score(samples, 0.8).logprobs
     assert (ours - torch.tensor([lp for s in samples for lp in s.sampled_logprobs])).abs().max() < 1e-5
+
+
+def test_what_is_added_to_a_forward_pass_after_it_was_measured_is_not_left_out():
+    _, engine = opened("llama")
+    sizes = []
+    engine.model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    asyncio.run(engine.generate([3, 4, 5, 6, 7], Sampling(max_tokens=4)))
+    assert sizes == [5, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_A_CACHE))

@@ -9,6 +9,7 @@ from plumbob.rollout import EngineError, Sample, Sampling
 from plumbob.trainer.inference.engine import WeightUpdate
 from plumbob.trainer.inference.transformers.engine import TransformersEngine, draw
 from plumbob.trainer.inference.weight_sync import PARITY, SyncError, parity_row, sync_weights
+from plumbob.trainer.policy.loading import load_model
 from plumbob.trainer.policy.policy import Policy
 
 
@@ -51,6 +52,8 @@ def test_engine_and_trainer_agree_on_sampled_tokens(model, make_policy, run_asyn
 @pytest.mark.slow
 def test_a_completion_does_not_depend_on_what_shares_its_batches(model, run_async):
     requests = [(ids, Sampling(max_tokens=5 + i, seed=i)) for i, ids in enumerate(prompts(20))]
+    alike = prompts(1, seed=1)[0]  # some draw the same tokens for a while: they are computed once until they part
+    requests += [(alike, Sampling(max_tokens=4 + i, temperature=0.2 * (i % 3), seed=i // 2)) for i in range(12)]
     alone = []
     for request in requests:
         engine = TransformersEngine(copy.deepcopy(model), max_slots=1)
@@ -105,6 +108,54 @@ def test_a_prompt_that_a_group_shares_is_computed_once(qwen2, run_async):
     assert len({c.token_ids for c in completions}) > 1
 
 
+def test_what_all_prompts_begin_with_is_computed_once(qwen2, run_async):
+    """A system prompt, for example; and once more behind it, where a part is cached already."""
+    engine = TransformersEngine(copy.deepcopy(qwen2), max_slots=8)
+    for shared in (40, 90):
+        rows = prompts(5, shared=shared)
+        before = engine.prefilled_tokens
+        requests = [(ids, Sampling(max_tokens=6, seed=i)) for i, ids in enumerate(rows)]
+        done = run_async(generate_all(engine, requests))
+        known = engine.prefilled_tokens - before - sum(len(ids) - shared for ids in rows)
+        assert known == {40: 40, 90: 50}[shared]
+        for request, completion in zip(requests, done, strict=True):
+            (alone,) = run_async(generate_all(TransformersEngine(copy.deepcopy(qwen2)), [request]))
+            assert completion.token_ids == alone.token_ids
+            assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
+def test_rollouts_of_a_prompt_are_computed_once_until_they_draw_different_tokens(run_async, monkeypatch):
+    engine = TransformersEngine(load_model("tiny"), max_slots=8)
+    sizes = []
+    forward = engine._forward
+    monkeypatch.setattr(engine, "_forward", lambda rows, ids, *a: sizes.append(len(ids)) or forward(rows, ids, *a))
+    ids = [i % 600 for i in prompts(1, seed=3)[0]]
+    for temperature, at_most in ((0.0, 1), (0.5, 8)):
+        sizes.clear()
+        how = [Sampling(max_tokens=3 + i, temperature=temperature, seed=i) for i in range(8)]
+        done = run_async(generate_all(engine, [(ids, sampling) for sampling in how]))
+        drawn = [c.token_ids for c in done]
+        active = [[d[:n] for d in drawn if len(d) > n] for n in range(10)]
+        assert sizes == [len(set(rows)) for rows in active]
+        assert max(sizes) <= at_most and engine.generated_tokens
+
+
+def test_a_cancelled_request_leaves_those_of_its_row_alone(run_async):
+    async def main(cancelled):
+        engine = TransformersEngine(load_model("tiny"), max_slots=4)
+        ids = [i % 600 for i in prompts(1, seed=3)[0]]
+        tasks = [asyncio.create_task(engine.generate(ids, Sampling(max_tokens=30, seed=i))) for i in range(4)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        for i in cancelled:
+            tasks[i].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    whole, left = run_async(main([])), run_async(main([0, 2]))
+    assert [c.token_ids for c in left[1::2]] == [c.token_ids for c in whole[1::2]]
+    assert all(isinstance(c, asyncio.CancelledError) for c in left[::2])
+
+
 def test_stop_tokens_and_length(qwen2, run_async):
     engine = TransformersEngine(qwen2, max_slots=4)
     ids = prompts(1)[0]
@@ -125,6 +176,10 @@ def test_draw_follows_the_distribution_it_reports(settings, kept):
     n = 40_000
     uniforms = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     tokens, logprobs = draw(probabilities.log().expand(n, 4), uniforms, **settings)
+    for once, apart in zip(
+        draw(probabilities.log()[None], uniforms[None], **settings), (tokens, logprobs), strict=True
+    ):
+        assert torch.equal(once[0], apart)
     mass = probabilities[kept].sum()
     for token in range(4):
         share = (tokens == token).double().mean().item()

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import types
 import typing
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 
+PLAIN = frozenset((str, int, float, bool, type(None)))
+"""Types of most values, which JSON has as they are."""
 FORMAT = 1
 """Version of the file format. A reader refuses files of another version."""
 
@@ -371,20 +375,29 @@ def read(path: Path) -> StepRecord:
     return _unpacked(header["record"], StepRecord, arrays)
 
 
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], Any]] | None:
+    """(names of the fields of a class of records, what reads all of them); None for any other class."""
+    names = tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+    return (names, operator.attrgetter(*names)) if names else None
+
+
 def _packed(value: Any, parts: dict[str, list[np.ndarray]], lengths: dict[str, int]) -> Any:
     """`value` as JSON. Arrays go to `parts`, one list per type: opening thousands of small ones would take seconds."""
-    if isinstance(value, np.ndarray):
+    kind = type(value)
+    if kind is np.ndarray:
         name = value.dtype.str.lstrip("<|")
         start = lengths.get(name, 0)
         parts.setdefault(name, []).append(value.reshape(-1))
         lengths[name] = start + value.size
         return [name, start, *value.shape]
-    if dataclasses.is_dataclass(value):
-        return {f.name: _packed(getattr(value, f.name), parts, lengths) for f in dataclasses.fields(value)}
+    if fields := _fields(kind):
+        names, read_all = fields
+        value = dict(zip(names, read_all(value), strict=True))
     if isinstance(value, list | tuple):
-        return [_packed(one, parts, lengths) for one in value]
+        return [one if type(one) in PLAIN else _packed(one, parts, lengths) for one in value]
     if isinstance(value, Mapping):
-        return {str(key): _packed(one, parts, lengths) for key, one in value.items()}
+        return {str(k): one if type(one) in PLAIN else _packed(one, parts, lengths) for k, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -135,6 +135,17 @@ def check_supported(task: vf.Task, *, driven: bool = False) -> None:
     _supported[type(task)] = task.config
 
 
+def reward_names(task: vf.Task) -> dict[str, float] | None:
+    """Component -> weight of a task's reward; None if only a rollout shows them, because a function may name its own."""
+    hooks = [(hook.__name__, hook, getattr(hook, "_vf_weight", 1.0)) for hook in task.hooks("reward")]
+    judges = [(judge.reward_name, judge.score, judge.config.weight) for judge in task.plugged_judges()]
+    one_number = all(
+        inspect.signature(score).return_annotation in ("float", "int", "bool", float, int, bool)
+        for _, score, _ in [*hooks, *judges]
+    )
+    return {name: weight for name, _, weight in [*hooks, *judges]} if one_number else None
+
+
 def check_data(task: vf.Task, *, driven: bool = False) -> None:
     """The part of `check_supported` that may differ between the tasks of one taskset; it takes microseconds."""
     name, data = type(task).__name__, task.data

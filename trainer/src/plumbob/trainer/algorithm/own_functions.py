@@ -23,7 +23,8 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -86,9 +87,20 @@ class OwnFunction:
 
     def __call__(self, given: Any, settings: Any) -> Any:
         """What the function gives. Raises OwnFunctionError for what it raises, memory that runs out excepted."""
-        try:
+        with self._told():
             found = _load(self)(given, settings)
             return list(found) if inspect.isgenerator(found) else found
+
+    def load(self) -> None:
+        """Execute the file, which a call would do otherwise. Raises OwnFunctionError like a call."""
+        with self._told():
+            _load(self)
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        """Turn what the file raises in this context into an OwnFunctionError, memory that runs out excepted."""
+        try:
+            yield
         except (UserError, MemoryError):
             raise
         except (Exception, SystemExit) as error:

@@ -60,6 +60,9 @@ def predict(**given: Any) -> int:
     if given["num_examples"] is None and given["resume"] is None:
         given["num_examples"] = -1
     config, directory = _configure(given)
+    if file is not None and (Path(file).is_dir() or not Path(file).absolute().parent.is_dir()):
+        why = "it is a folder" if Path(file).is_dir() else "there is no such folder"
+        raise UserError(f"--output-file {file} cannot be written: {why}")
     if len(config.envs) != 1 or config.rollouts_per_example != 1:
         raise UserError(
             "predict writes one answer per task: name one environment, and leave out --rollouts-per-example"

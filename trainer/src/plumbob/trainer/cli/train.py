@@ -50,10 +50,12 @@ from plumbob.trainer.config.options import (
 )
 from plumbob.trainer.config.sft import ORACLE, SftConfig
 from plumbob.trainer.config.train import PLACE, TrainConfig
+from plumbob.trainer.evaluation.results import first_trace
+from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import check_model_exists
-from plumbob.trainer.run_files.run_directory import check_is_new, run_directory_of, saved_checkpoints
+from plumbob.trainer.run_files.run_directory import check_can_be_made, run_directory_of, saved_checkpoints
 from plumbob.trainer.run_files.trace_files import trace_paths
 
 app = typer.Typer(rich_markup_mode=None)
@@ -82,15 +84,21 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     dry = given.get("dry_run")
     with ExitStack() as imports:
         imports.enter_context(installed_read_once())
-        config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name != "dry_run"})
+        no_settings = ("dry_run", "check_options")
+        config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name not in no_settings})
         check_before_loading(config, run_dir)
+        if given.get("check_options"):  # of `lab init`, which knows no setting of its runs
+            return 0
         start.lap("settings")
         named = " and ".join(env for env, _ in config.members)
         use_growing_segments(config.engine)
         if not dry:
             compile_meanwhile(config)
         imports.enter_context(fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"))
-        torch = import_torch_beside()  # after the line that says so
+        for function in config.own_functions():  # after the line that says so, and before what takes seconds
+            function.load()
+        read = _read_first(config, run_dir, dry=bool(dry))
+        torch = import_torch_beside()
         import_verifiers()
         import_transformers(torch)
         if dry:
@@ -101,7 +109,27 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
             from plumbob.trainer.training.train import run as begin
 
     start.lap("imports")
-    return begin(config, run_dir)
+    return begin(config, run_dir, read)
+
+
+def _read_first(config: TrainConfig, resumed: Path | None, *, dry: bool) -> list[Any]:
+    """What `read_here` finds of tasks, if the user's data or settings may be refused: that needs verifiers, but not torch."""
+    stored = None
+    if (
+        resumed is None and isinstance(config, SftConfig) and config.demonstrations != ORACLE
+    ):  # else the run has its own
+        stored = config.demonstrations
+    given = (stored, config.datasets, config.eval_datasets, config.env_args, config.trained_reward)
+    if not dry and not any(given):
+        return []
+    import_verifiers()
+    from plumbob.trainer.rollouts.tasks import read_here
+
+    found = list(read_here(config, without_data=not dry))
+    if stored and found[0] is not None:
+        for path in trace_paths(stored, config.env):
+            found[0].tasks.check_is_one_of(first_trace(path), path)
+    return found
 
 
 def _origins(cls: type[TrainConfig], given: Mapping[str, Any]) -> dict[str, str]:
@@ -131,6 +159,9 @@ def configure_as(cls: type[Settings], given: Mapping[str, Any]) -> tuple[Setting
     lost: dict[str, Any] = {}
     if resumed is not None:
         given["resume"] = str(run_directory_of(resumed))
+        if resumed.parent.name == "checkpoints" and not resumed.is_dir():
+            kept = ", ".join(path.name for path in saved_checkpoints(resumed.parent.parent)) or "none"
+            raise UserError(f"there is no checkpoint {resumed}; those of the run: {kept}")
         lost = _lost_settings(cls, resumed)
         _check_mixture(cls, Path(given["resume"]), given["env"])
     fixed = (*cls().fixed_on_resume, *PLACE)
@@ -141,6 +172,8 @@ def configure_as(cls: type[Settings], given: Mapping[str, Any]) -> tuple[Setting
 def settling(cls: Any) -> Settle:
     """What turns options that the settings `cls` do not have into settings of the environments; see `resolve`."""
     own_names = [name for name in spellings(cls) if name != "env_args"]
+    command = getattr(cls, "COMMAND", "evaluate")
+    others = set(spellings(TrainConfig)) - set(own_names)
 
     def settle_here(envs: Sequence[str], unknown: Mapping[str, Any], file: Path | None) -> dict[str, str]:
         names = [mixture.parse(env)[0] for env in envs]
@@ -151,7 +184,9 @@ def settling(cls: Any) -> Settle:
         for env, own in by_env.items():
             tell = partial(announce, f"the environment {env}")
             prefix = f"{env}." if len(names) > 1 else ""
-            settings |= {prefix + key: value for key, value in settle(env, own, file, own_names, tell).items()}
+            settings |= {
+                prefix + key: value for key, value in settle(env, own, file, own_names, tell, command, others).items()
+            }
         return settings
 
     return settle_here
@@ -232,17 +267,50 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
             check_by_source(own.env, {**settings, "datasets": str(datasets)})
         check_by_source(own.env, settings)
     if run_dir is None and isinstance(config, SftConfig) and config.demonstrations != ORACLE:
-        trace_paths(config.demonstrations, config.env)
+        for path in trace_paths(config.demonstrations, config.env):
+            first_trace(path)
+    if (
+        run_dir is not None
+        and not saved_checkpoints(run_directory_of(run_dir))
+        and (run_dir / "summary.json").is_file()
+    ):
+        raise UserError(
+            f"{run_dir} has ended and its checkpoints are gone, so there is nothing to resume; start a new run from its "
+            f"model with --model {run_dir}"
+        )
     check_metric(config.keep_best, "--keep-best")
     for function in config.own_functions():
         function.line()
-    config.rollouts_per_step(int(os.environ.get("WORLD_SIZE", "1")))
+    config.rollouts_per_step(_processes())
     check_model_exists(config.model)
+    if config.vllm_url:
+        from plumbob.trainer.inference.vllm.control import check_served
+
+        check_served(config.vllm_url, config.model)
     recorded = None if run_dir is None else run_directory_of(run_dir) / RECORDED
     TemplateChoice(config.chat_template, recorded).check()
-    if run_dir is None and config.run_name is not None:
-        with suppress(OSError):  # making the directory reports it
-            check_is_new(Path(config.output_dir) / config.run_name)
+    if os.environ.get("RANK", "0") == "0":
+        check_reporting(config)
+        if run_dir is None:
+            check_can_be_made(config)
+
+
+def _processes() -> int:
+    """Number of processes that the launcher has started. Raises UserError if it has not said all that a process needs."""
+    names = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    size = os.environ.get("WORLD_SIZE", "1")
+    missing = [name for name in names if name not in os.environ] if size != "1" else []
+    if missing or not size.isdecimal():
+        raise UserError(
+            f"the variable WORLD_SIZE is {size!r}"
+            + (
+                f", but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
+                if missing
+                else ", which is no number of processes"
+            )
+            + "; unset it, or start several processes with `accelerate launch --num-processes N -m plumbob.trainer ENV ...`"
+        )
+    return int(size)
 
 
 ENV_OPTION = argument(str, "--env", "--env-id", help="The environment; the same as the argument ENV.", metavar="<text>")
@@ -278,6 +346,7 @@ ARGUMENTS: dict[str, Any] = {
         help="Print every setting with where it comes from, the memory that the run takes by part, and what the time of a "
         "step depends on. Nothing is started; of a model on the hub only its configuration is downloaded.",
     ),
+    "check_options": Annotated[bool | None, typer.Option("--check-options", hidden=True)],
     "version": Annotated[bool | None, version_option("plumbob-trainer")],
     UNKNOWN_OPTIONS: UNKNOWN,
 }

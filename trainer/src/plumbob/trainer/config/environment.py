@@ -72,13 +72,15 @@ def settle(
     file: Path | None,
     own_names: Iterable[str],
     announce: Announce = nullcontext,
+    command: str = "train",
+    others: Iterable[str] = (),
 ) -> dict[str, str]:
     """Turn options or file keys that the trainer does not have into settings of the environment: name -> text.
 
     `unknown_options`: name -> value, None for an option without a value. `file`: the TOML file that has the keys; None
     for the command line. `own_names`: names of the trainer's settings, for "did you mean". `announce`: see
-    `known_settings`. Raises UserError for a name that neither the trainer nor the environment has, and for a
-    value that the environment refuses.
+    `known_settings`. `command`: which is run; `others`: options that `train` has and it has not. Raises UserError for a
+    name that neither the trainer nor the environment has, and for a value that the environment refuses.
     """
     settings: dict[str, str] = {}
     for written, value in unknown_options.items():
@@ -90,7 +92,9 @@ def settle(
         if found is None and value is None and name.startswith("no_") and name.removeprefix("no_") in known:
             found, value = name.removeprefix("no_"), False
         if found is None:
-            raise UserError(_unknown(env, written, file, [*own_names, *known]))
+            if name in others:
+                raise UserError(f"{_shown(written, file)} is an option of `train`, not of `{command}`: leave it out")
+            raise UserError(_unknown(env, written, file, [*own_names, *known], command))
         if value is None:
             value = _without_value(env, known[found])
         if found in settings:
@@ -171,14 +175,14 @@ def _shown(written: str, file: Path | None) -> str:
     return flag(written) if file is None else f"{written!r} in {file}"
 
 
-def _unknown(env: str, written: str, file: Path | None, known: list[str]) -> str:
+def _unknown(env: str, written: str, file: Path | None, known: list[str], command: str) -> str:
     if (instead := INSTEAD.get(written.replace("-", "_"))) is not None:
         where = flag(written) if file is None else f"{written!r} in {file}"
         nothing = instead.removeprefix("nothing: ")
         return f"there is no option {where}" + (f": {nothing}" if nothing != instead else f"; here it is {instead}")
     if file is None:
         near = did_you_mean(written.replace("-", "_"), known, flag)
-        help_ = near or f"; `train {env} --help-all` lists all options and settings"
+        help_ = near or f"; `{command} {env} --help-all` lists all options and settings"
         return f"there is no option {flag(written)}, and {env} has no such setting{help_}"
     near = did_you_mean(written.replace("-", "_"), known)
     return f"{file} has an unknown key {written!r}, which is not a setting of {env} either{near}"

@@ -13,6 +13,7 @@ LARGEST_WEIGHT = 1000
 
 def parse(written: str) -> tuple[str, int]:
     """An environment as it is named in a run of several: (name, weight). Example: parse("gsm8k:2") == ("gsm8k", 2)."""
+    require("," not in written, f"several environments are separated by spaces: {' '.join(written.split(','))}")
     name, colon, weight = written.partition(":")
     right = not colon or (weight.isdecimal() and 1 <= int(weight) <= LARGEST_WEIGHT)
     require(

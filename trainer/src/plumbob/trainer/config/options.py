@@ -17,6 +17,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
@@ -170,6 +171,8 @@ def _coerce(name: str, value: Any, hint: Any, choices: tuple[str, ...]) -> Any:
     hint = without_none(hint)
     if choices:
         near = did_you_mean(str(value), choices)
+        if not _is_kept(name, value):
+            raise UserError(f"{flag(name)} {value} is gone: {REMOVED_VALUES[name, value]}")
         require(value in choices, f"{flag(name)} must be one of {', '.join(choices)}, not {value!r}{near}")
         return value
     if get_origin(hint) is tuple:
@@ -212,7 +215,11 @@ def read_toml(path: Path, cls: Any) -> dict[str, Any]:
     values, unknown_options = read_file(path, cls)
     for key in without_removed(unknown_options):
         raise UserError(f"{path} has an unknown key {key!r}{did_you_mean(key, list(spellings(cls)))}")
-    return {key: value for key, value in values.items() if (key, value) not in REMOVED_VALUES}
+    return {key: value for key, value in values.items() if _is_kept(key, value)}
+
+
+def _is_kept(name: str, value: Any) -> bool:
+    return not isinstance(value, str) or (name, value) not in REMOVED_VALUES
 
 
 def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -256,7 +263,7 @@ def settings_in(text: str, cls: Any) -> dict[str, Any]:
     """
     known = spellings(cls)
     values = _whole_template(tomllib.loads(text))
-    kept = {known.get(k, k): v for k, v in without_removed(values).items() if k != "command"}
+    kept = {known.get(k, k): v for k, v in without_removed(values).items() if k != "command" and _is_kept(k, v)}
     return kept | under_new_names(values)
 
 
@@ -268,12 +275,12 @@ def command_of(path: Path) -> str:
         return "train"
 
 
-def _check_command(path: Path, command: object, own: str) -> None:
-    """Raise UserError if a file of settings was saved by a run of another command than `own`."""
+def _check_command(path: Path, command: object, own: str | None) -> None:
+    """Raise UserError if a file of settings was saved by a run of another command than `own`; None: an evaluation."""
     if command != own:
         raise UserError(
-            f"{path} holds the settings of a run of `{command}`, not of `{own}`; to go on with that run:  {command} "
-            f"--resume {path.parent}"
+            f"{path} holds the settings of a run of `{command}`, not of {f'`{own}`' if own else 'an evaluation'}; to go on "
+            f"with that run:  {command} --resume {path.parent}"
         )
 
 
@@ -339,6 +346,9 @@ def resolve(
         require(config_file is None, f"--resume reads the {kind}'s own configuration; leave --config out")
         path = Path(resume) / "config.toml"
         require(path.is_file(), f"{resume} is not {directory_is}: it has no config.toml")
+        if not hasattr(cls, "COMMAND"):
+            with suppress(OSError, ValueError):
+                _check_command(path, tomllib.loads(path.read_text()).get("command"), None)
     elif config_file is not None:
         path = Path(config_file)
     if path is not None and settle is None:
@@ -347,7 +357,7 @@ def resolve(
             accept_removed(key, value, f"{key!r} in {path}")
     elif path is not None:
         saved, unknown_keys = read_file(path, cls)
-    saved = {**(lost or {}), **saved}
+    saved = {**(lost or {}), **{k: v for k, v in saved.items() if k not in values or _is_kept(k, v)}}
     if settle is not None and (unknown_options or unknown_keys):
         asked = ("envs", values), ("env", values), ("envs", saved), ("mixture", saved), ("env", saved)
         named = next((found[key] for key, found in asked if found.get(key)), getattr(cls, "env", ()))
@@ -359,14 +369,27 @@ def resolve(
     merged = {**saved, **values}
     if merged.get("num_epochs") is not None:
         merged.setdefault("max_steps", -1)  # passes alone ask for no number of steps
-    now = cls(**merged)
+    before = _of_file(cls, saved, path) if resume is not None else None
+    try:
+        now = cls(**merged)
+    except UserError:
+        if path is not None and merged == saved:
+            _of_file(cls, saved, path)
+        raise
     if resume is None:
         return now, None
-    before = cls(**saved)
     for name in fixed:
         unchanged = getattr(now, name) == getattr(before, name)
         require(unchanged, f"--resume keeps the {kind}'s own {flag(name)}; start a new {kind} to change it")
     return now, Path(resume)
+
+
+def _of_file(cls: Any, values: Mapping[str, Any], path: Path | None) -> Any:
+    """The settings that a file has. Raises UserError that names the file."""
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _unknown_option(text: str) -> tuple[str, str | None]:

@@ -148,8 +148,11 @@ REMOVED = {row[0]: Removed(*row) for row in table_rows(TABLE)}
 INSTEAD = {name: say for names, say in table_rows(OTHERS) for name in names.split()}
 """Name of another trainer's option, with underscores -> what to write here."""
 
-REMOVED_VALUES = (("kl_estimator", "reward"), ("kl_estimator", "k1"))
-"""(setting, a value that it does not take any more)."""
+REMOVED_VALUES = {
+    ("kl_estimator", value): "write k2, which has the KL divergence's own gradient in the loss"
+    for value in ("reward", "k1")
+}
+"""(setting, a value that it does not take any more) -> what to do, as the end of a sentence."""
 
 SWITCHES = frozenset(name for name, row in REMOVED.items() if {"true", "false"} & set(row.values.split()))
 """Names in REMOVED whose options need no value."""

@@ -58,6 +58,10 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
         for env in config.envs
         for retriever in (_retrievers(env, grid.retrievers))
     ]
+    if grid.retrievers and not any(retriever for _, _, retriever in cells):
+        raise UserError(
+            f"--retrievers varies a setting `retriever`, which {' and '.join(config.envs)} has not; leave it out"
+        )
     # All tasks are loaded first, so that a wrong retriever or setting is reported before the first rollout. They do not
     # depend on the model, so each is loaded once.
     parts = {

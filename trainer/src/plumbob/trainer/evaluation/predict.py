@@ -12,6 +12,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.console import UserError
+from plumbob.console.files import write_whole
 from plumbob.hub import find
 from plumbob.rollout import ChatReply, ScriptedChat, run_rollout, tasksets
 from plumbob.trainer.config.chat_template import RECORDED
@@ -19,7 +20,7 @@ from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.evaluation.run import EvaluationFailed, ask, evaluate_plans, plan, stopped
 from plumbob.trainer.rollouts.interruption import Interrupted
-from plumbob.trainer.run_files.run_directory import evaluation_name, make_directory, write_whole
+from plumbob.trainer.run_files.run_directory import evaluation_name, make_directory
 
 
 def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *, fill_failed: bool = False) -> int:

@@ -6,9 +6,11 @@ traces.jsonl of verifiers can all be read, compressed with gzip or not. Does not
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -77,6 +79,32 @@ def _is_truncated(record: Mapping[str, Any]) -> bool:
     return record.get("stop_condition") in limits or calls[-1].get("finish_reason") == "length"
 
 
+def first_trace(path: Path) -> dict[str, Any]:
+    """The first trace of a file, of which no more is read. Raises UserError like `read_records`."""
+    try:
+        with path.open("rb") as file:
+            compressed = file.read(2) == trace_files.GZIP
+        with gzip.open(path) if compressed else path.open("rb") as file:
+            line = file.readline().decode()
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        for trace in (found := _traces(line)):
+            Row.of_record(trace)
+        return found[0]
+    except (*NOT_A_TRACE, IndexError):
+        raise UserError(f"{path} line 1 is not a stored trace") from None
+
+
+NOT_A_TRACE = (ValueError, KeyError, TypeError, AttributeError)
+
+
+def _traces(line: str) -> list[Any]:
+    """The traces of a line. A file of verifiers has an episode on it, with a trace of each agent; here there is one agent."""
+    record = json.loads(line)
+    return record.get("traces", [record])
+
+
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The traces of a file, without a last line that was cut off while it was written.
 
@@ -90,12 +118,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     lines = text.removesuffix("\n").split("\n")  # splitlines() also splits at U+2028, which may be inside a JSON string
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            # A file of verifiers has one episode per line, which holds one trace per agent; here there is one agent.
-            traces = record.get("traces", [record])
+            traces = _traces(line)
             for trace in traces:
                 Row.of_record(trace)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except NOT_A_TRACE:
             if number == len(lines) and not text.endswith("\n"):
                 break
             raise UserError(f"{path} line {number} is not a stored trace") from None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import verifiers.v1 as vf
 from plumbob.console import INTERRUPTED, UserError, counted
+from plumbob.console.files import write_whole
 from plumbob.console.working import Working
 from plumbob.hub import find
 from plumbob.rollout import Chat, Limits, Sampling, ScriptedChat, blocking, derive_seed, run_rollout
@@ -33,7 +34,7 @@ from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.tasks import EvaluationTasks, load_evaluation_tasks
 from plumbob.trainer.rollouts.templates import check_template
-from plumbob.trainer.run_files.run_directory import evaluation_name, lock_directory, make_directory, write_whole
+from plumbob.trainer.run_files.run_directory import evaluation_name, lock_directory, make_directory
 from plumbob.trainer.run_files.trace_files import part_of_step
 
 if TYPE_CHECKING:

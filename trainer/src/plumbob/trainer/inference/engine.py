@@ -42,6 +42,8 @@ class Decoding:
     """Transformers' name of the attention."""
     difference: float | str = 0.0
     """Largest difference to the model's own forward pass with a cache, in nats, or why there can be none."""
+    joined: bool = False
+    """Whether the weights of a tiny model on a CPU are joined, to decode in few operations: see transformers/joined.py."""
 
     def lines(self) -> list[str]:
         """What the user should know: a sentence if this model is decoded more slowly than others."""

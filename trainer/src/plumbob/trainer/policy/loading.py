@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from plumbob.rollout.tool_formats import named
 from plumbob.trainer.algorithm.learning_rate import default_rate
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 
@@ -74,7 +76,9 @@ def _load(name: str, path: str) -> PreTrainedModel:
         from peft import PeftModel
 
         return PeftModel.from_pretrained(cast(Any, base), path).merge_and_unload()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError, EOFError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         raise UserError(f"cannot load model {name!r}: {first_line(error).rstrip('.')}") from None
 
 

@@ -101,11 +101,18 @@ class TokenScorer(torch.nn.Module):
                 own = self.model(input_ids=ids, use_cache=False, **inputs).logits
                 return score_logits(own.flatten(0, 1)[wanted], targets, temperature)
             hidden = self.model.get_decoder()(input_ids=ids, use_cache=False, **inputs).last_hidden_state
-            hidden = hidden.flatten(0, 1)[wanted]
             head = cast(Any, self.model.get_output_embeddings())
             weight = head.weight
+            again = slice(None)
+            if (
+                ids.device.type == "cpu"
+            ):  # rows that begin alike share scores too; a GPU would have to wait for their number
+                pairs, again = torch.unique(wanted * len(weight) + targets, return_inverse=True)
+                wanted, targets = pairs // len(weight), pairs % len(weight)
+            hidden = hidden.flatten(0, 1)[wanted]
             if getattr(head, "bias", None) is not None:  # a bias is the weight of an extra feature that is always 1
                 weight = torch.cat([weight, head.bias[:, None]], dim=1)
                 hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
             scale, cap = self.logits.scale, self.logits.cap
-            return score_tokens(hidden, weight, targets, temperature / scale, cap / temperature)
+            logprobs, entropies = score_tokens(hidden, weight, targets, temperature / scale, cap / temperature)
+            return logprobs[again], entropies[again]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +46,8 @@ class RunData:
     """When it took its last step, in seconds since 1970; 0 before its first one."""
     start: dict[str, float] = field(default_factory=dict)
     """Seconds of each part of its start, in order, to the end of the first step; empty if they are not known."""
+    note: str = ""
+    """What of the run could not be read, as a sentence; empty if all could."""
 
     @property
     def env(self) -> str:
@@ -87,19 +88,25 @@ def read_run(path: Path, *, checked: bool = True, say: Callable[[str], None] = l
     directory = run_directory_of(path)
     try:
         config = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is not a run directory: it has no config.toml") from None
+    except (FileNotFoundError, NotADirectoryError):
+        if not path.exists():
+            raise UserError(f"there is no folder {path}") from None
+        if not path.is_dir():
+            raise UserError(f"{path} is a file; name the run directory or a folder of run directories") from None
+        raise UserError(f"{path} is not a run directory: neither it nor a folder in it has a config.toml") from None
     except (OSError, ValueError) as error:
         raise UserError(f"the settings of {directory} cannot be read: {error}") from None
     rows = read_metrics(directory)
-    if lost := lines_lost(directory, rows):
-        print(f"{directory / 'metrics.jsonl'}: {lost}", file=sys.stderr)
+    lost = lines_lost(directory, rows)
+    note = f"{directory / 'metrics.jsonl'}: {lost}." if lost else ""
     name = directory.resolve().name
     say(f"examining {directory}")
     found = _findings(directory, config, rows if checked else ())
     metrics = directory / "metrics.jsonl"
     changed = metrics.stat().st_mtime if rows else 0.0
-    return RunData(name, directory, config, rows, _evaluations(directory, rows), found, changed, start.read(directory))
+    return RunData(
+        name, directory, config, rows, _evaluations(directory, rows), found, changed, start.read(directory), note
+    )
 
 
 def _evaluations(directory: Path, rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:

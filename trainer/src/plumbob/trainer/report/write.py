@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.console.files import write_whole
 from plumbob.trainer.report.rollouts import COLUMNS, ROLES, Rollouts, collect, packed
 from plumbob.trainer.report.run_data import RunData, meanings, read_run, run_directories, seed_groups
 from plumbob.trainer.report.vocabulary import token_texts, tokenizer_file
-from plumbob.trainer.run_files.run_directory import write_whole
 
 REPORT = "report.html"
 """Name of the page in a run directory."""
@@ -44,7 +44,7 @@ class Report:
         directories = " ".join(dict.fromkeys(str(run.directory) for run in self.runs[:3])) + " ..." * (
             len(self.runs) > 3
         )
-        notes = list(self.rollouts.problems)
+        notes = [*self.rollouts.problems, *(run.note for run in self.runs if run.note)]
         if self.rollouts.steps_left_out:
             notes.append(
                 f"This page leaves out the rollouts of {self.rollouts.steps_left_out} steps, to stay small; "

@@ -7,14 +7,13 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import verifiers.v1 as vf
-from plumbob.console import UserError
 from plumbob.rollout import (
     Chat,
     Limits,
@@ -37,7 +36,7 @@ from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.requests import RequestLog
 from plumbob.trainer.rollouts.selection import next_groups
 from plumbob.trainer.rollouts.task_order import Taken
-from plumbob.trainer.rollouts.tasks import Tasks
+from plumbob.trainer.rollouts.tasks import Tasks, check_components
 from plumbob.trainer.run_files.token_record import as_line
 
 AT_FIRST = 256
@@ -201,7 +200,8 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, rec
         batch.rounds += 1
         settings = config.advantages()
         if step == 0:
-            _check_components(batch.drawn, settings.reward_weights)
+            drawn = {name: s.reward_weights.get(name, 1.0) for s in batch.drawn for name in s.rewards}
+            check_components(settings.reward_weights, drawn if batch.drawn else None)
         with_signal = step_advantages(batch.drawn, settings).with_signal
         missing = wanted - len(with_signal)
         if config.zero_signal == "drop" or batch.rounds > MOST_REFILLS:
@@ -217,20 +217,6 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, rec
     if not batch.drawn:
         raise nothing_to_use(batch)
     return batch
-
-
-def _check_components(samples: Sequence[Sample], weights: Mapping[str, float]) -> None:
-    """Raise UserError if --trained-reward names what is no component of the first step's rewards, or has weight 0."""
-    found = {name for s in samples for name in s.rewards}
-    lost = {name for s in samples for name, weight in s.reward_weights.items() if not weight}
-    for name in weights if samples else ():
-        if name not in found:
-            own = ", ".join(sorted(found)) or "none"
-            raise UserError(f"--trained-reward names {name}, but the components of the rewards are: {own}")
-        if name in lost:
-            raise UserError(
-                f"--trained-reward names {name}, which the environment weighs with 0: its value is not kept"
-            )
 
 
 def group_name(step: int, index: int) -> str:

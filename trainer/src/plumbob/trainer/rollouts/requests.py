@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,19 +37,19 @@ class RequestLog:
 
         A turn's request is the one with its ids, and of several the one with its prompt: requests that agree in both are equal.
         """
-        left = list(self._answered)
+        left: dict[tuple[int, ...], list[Request]] = defaultdict(list)
+        for request in self._answered:
+            left[tuple(request.completion.token_ids)].append(request)
         found: dict[str, list[Request]] = {}
         for trace in traces:
             own = found[trace.id] = []
-            before: list[int] = []
-            for node in trace.nodes:
+            for k, node in enumerate(trace.nodes):
                 sampled = tuple(t for t, m in zip(node.token_ids, node.mask, strict=True) if m)
-                if sampled:
+                fitting = left[sampled] if sampled else []
+                if len(fitting) > 1:
+                    before = [t for earlier in trace.nodes[:k] for t in earlier.token_ids]
                     prompt = (*before, *node.token_ids[: len(node.token_ids) - len(sampled)])
-                    fitting = [r for r in left if r.completion.token_ids == sampled]
                     fitting.sort(key=lambda r: (r.prompt_ids != prompt, r.completion.logprobs != tuple(node.logprobs)))
-                    own += fitting[:1]
-                    if fitting:
-                        left.remove(fitting[0])
-                before += node.token_ids
+                if fitting:
+                    own.append(fitting.pop(0))
         return found

@@ -7,7 +7,7 @@ import bisect
 import itertools
 import random
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from plumbob.rollout import verifiers_adapter as adapter
 from plumbob.rollout.driven import driver_of, rehearse
 from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.config.environment import check_reads_data
+from plumbob.trainer.config.options import did_you_mean
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.identity import checksum, marks, marks_of
 from plumbob.trainer.rollouts.stream import TaskStream
@@ -80,6 +81,14 @@ class Tasks:
         places = itertools.islice(walk(cursor, n, self.order_of), count)
         return [Taken(self.train[index], index, epoch) for epoch, index in places]
 
+    def check_is_one_of(self, record: Mapping[str, Any], path: Path) -> None:
+        """Raise UserError if a stored rollout, of the file `path`, is of a task of another class than these."""
+        some = self.train[:1] if isinstance(self.train, TaskStream) else self.train
+        kinds = {type(task).__name__ for task in some}
+        if (kind := record["task"].get("type", "")) not in {*kinds, ""}:
+            own = " or ".join(sorted(kinds))
+            raise UserError(f"{path} holds tasks of another environment than {self.name}: they are {kind}, not {own}")
+
     def order_of(self, epoch: int) -> list[int]:
         """The places of the training tasks in the order of this epoch (from 0). Not for tasks without end."""
         return epoch_order(self.order, self.seed, epoch, len(self.train), self._difficulties)
@@ -95,12 +104,50 @@ class Tasks:
         return "endless" if isinstance(self.train, TaskStream) else str(len(self.train))
 
 
+@dataclass(frozen=True)
+class Read:
+    """The tasks of an environment before its toolsets, which may need torch, are set up."""
+
+    tasks: Tasks
+    opened: _Opened
+
+    def ready(self) -> Tasks:
+        """The tasks with their toolsets. Raises UserError if plumbob cannot play the environment."""
+        toolsets = self.opened.shared_toolsets()
+        self.opened.check(self.tasks.train[0], self.tasks.held_out, toolsets)
+        return replace(self.tasks, toolsets=toolsets)
+
+
+LOCAL = (".jsonl", ".json", ".gz", ".csv", ".parquet", ".txt")
+"""Endings of the names of files of tasks."""
+
+
+def read_here(config: TrainConfig, *, without_data: bool = False) -> list[Read | None]:
+    """The tasks of each environment of a run whose data are on this machine; None for the others, whose settings are checked.
+
+    `without_data`: also those of environments that read no data by a setting. Raises UserError like `load_tasks`.
+    """
+    found: list[Read | None] = []
+    for own in config.for_each_environment():
+        data = [name.split(",")[0] for name in (own.datasets, own.eval_datasets) if name is not None]
+        here = all(name == "synthetic" or name.endswith(LOCAL) or Path(name).exists() for name in data)
+        opened = None if own.datasets is not None and here else _open(own)
+        needs_none = opened is not None and "datasets" not in tasksets.setting_names(opened[0].module)
+        found.append(read_tasks(own) if opened is None or (without_data and needs_none) else None)
+    return found
+
+
 def load_tasks(config: TrainConfig) -> Tasks:
     """Load a run's tasks.
 
     Raises UserError for an unknown environment or setting, for data that cannot be read, and for an environment that
     plumbob cannot train on.
     """
+    return read_tasks(config).ready()
+
+
+def read_tasks(config: TrainConfig) -> Read:
+    """Read a run's tasks, without what their tools need. Raises UserError like `load_tasks`."""
     source, settings, train_settings, opened = _open(config)
     notes: list[str] = []
     held_settings: dict[str, Any] | None = None
@@ -130,11 +177,10 @@ def load_tasks(config: TrainConfig) -> Tasks:
                     f"only {len(held_out)} of the {min(config.eval_examples, len(pool))} wanted tasks are held out, "
                     f"because at most half of {config.env}'s {len(tasks) + len(held_out)} tasks are taken from training"
                 )
-    toolsets = opened.shared_toolsets()
-    opened.check(tasks[0], held_out, toolsets)
+    check_components(config.advantages().reward_weights, adapter.reward_names(tasks[0]))
     endless = isinstance(tasks, TaskStream)
     order = "as-given" if endless else choose_order(config.task_order, config.env, opened.taskset.config, tasks)
-    return Tasks(tasks, held_out, toolsets, config.seed, order, opened.driver, config.env, notes=notes)
+    return Read(Tasks(tasks, held_out, (), config.seed, order, opened.driver, config.env, notes=notes), opened)
 
 
 def _open(config: TrainConfig) -> tuple[_Source, dict[str, Any], dict[str, Any], _Opened]:
@@ -149,15 +195,12 @@ def _open(config: TrainConfig) -> tuple[_Source, dict[str, Any], dict[str, Any],
     return source, settings, train_settings, source.open(train_settings)
 
 
-def check_settings(config: TrainConfig) -> None:
-    """Raise UserError for settings that the environment refuses, before any of its tasks is read."""
-    _open(config)
-
-
-def load_environments(config: TrainConfig) -> tuple[Tasks, ...]:
-    """The tasks of each environment of a run. Raises UserError like `load_tasks`."""
+def load_environments(config: TrainConfig, read: Sequence[Read | None] = ()) -> tuple[Tasks, ...]:
+    """The tasks of each environment of a run. `read`: of `read_here`. Raises UserError like `load_tasks`."""
     weights = [weight for _, weight in config.members]
-    loaded = [load_tasks(own) for own in config.for_each_environment()]
+    known = read or [None] * len(weights)
+    every = zip(config.for_each_environment(), known, strict=True)
+    loaded = [(found or read_tasks(own)).ready() for own, found in every]
     return tuple(replace(tasks, weight=weight) for tasks, weight in zip(loaded, weights, strict=True))
 
 
@@ -170,6 +213,26 @@ def fingerprint_of(environments: Sequence[Tasks]) -> dict[str, Any]:
         "held_out": [[f"{name} {task}", mark] for name, found in own for task, mark in found["held_out"]],
         "train": [sum(found["train"][0] for _, found in own), " ".join(str(found["train"][1]) for _, found in own)],
     }
+
+
+def check_components(weights: Mapping[str, float], rewards: Mapping[str, float] | None) -> None:
+    """Raise UserError if --trained-reward names what is no component of the rewards, or has weight 0, or nothing.
+
+    `rewards`: component -> its weight in the environment; None if only its rollouts show them.
+    """
+    if rewards is None:
+        return
+    for name in weights:
+        if name not in rewards:
+            own = ", ".join(sorted(rewards)) or "none"
+            near = did_you_mean(name, list(rewards))
+            raise UserError(f"--trained-reward names {name}, but the components of the rewards are: {own}{near}")
+        if not rewards[name]:
+            raise UserError(
+                f"--trained-reward names {name}, which the environment weighs with 0: its value is not kept"
+            )
+    if weights and not any({**rewards, **weights}.values()):
+        raise UserError("--trained-reward gives every component the weight 0, so that nothing would be learned")
 
 
 def _divide(

@@ -11,6 +11,8 @@ from plumbob.trainer.config.bundled_models import bundled_folder
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
 
 ADAPTER_CONFIG = "adapter_config.json"
+RUNS = "runs"
+"""Folder of run directories, unless --output-dir says otherwise: nobody on the hub has this name."""
 
 
 def model_path(name: str) -> str:
@@ -59,8 +61,11 @@ def check_model_exists(name: str) -> None:
         raise UserError("--model is empty; give a model's name or folder")
     path = model_path(name)
     parent = Path(name).expanduser().parent
-    if path == name and not Path(path).exists() and str(parent) != "." and parent.is_dir():
-        raise UserError(f"there is no {name!r}: the folder {parent} has no {Path(name).name}")
+    if path == name and not Path(path).exists() and str(parent) != "." and (parent.is_dir() or str(parent) == RUNS):
+        lacks = (
+            f"the folder {parent} has no {Path(name).name}" if parent.is_dir() else f"there is no folder {parent} here"
+        )
+        raise UserError(f"there is no {name!r}: {lacks}")
     looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
     if looks_local and not any((Path(path) / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
         raise UserError(f"there is no model in {name!r}: it has no config.json")

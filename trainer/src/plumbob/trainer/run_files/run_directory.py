@@ -8,12 +8,13 @@ import os
 import re
 import socket
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from plumbob.console import UserError
+from plumbob.console.files import write_whole
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import command_of, read_toml
 from plumbob.trainer.config.sft import SftConfig
@@ -137,34 +138,6 @@ def evaluation_name(config: EvaluateConfig) -> str:
     """The name of an evaluation's directory: --run-name, or environments, model and time."""
     what = "oracle" if config.oracle else "replay" if config.replay else Path(config.model).name
     return config.run_name or f"{'+'.join(config.envs)}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically: a kill or a power cut leaves the old or the new file, an OSError leaves the old one."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        flush_to_disk(partial)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    flush_to_disk(path.parent)
-
-
-def flush_to_disk(*paths: Path) -> None:
-    """Wait until files, or the names in folders, are on the disk: after a power cut a rename may be there without them.
-
-    Raises OSError for a file that cannot be written out. Folders of file systems that cannot do it are left out.
-    """
-    for path in paths:
-        is_folder = path.is_dir()
-        with suppress(OSError) if is_folder else nullcontext():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 class MetricsLog:

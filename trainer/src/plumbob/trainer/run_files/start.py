@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.console.files import write_whole
 
 FILE = "start.json"
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plumbob.trainer.run_files.run_directory import write_whole
+from plumbob.console.files import write_whole
 
 STOPPED = "stopped.json"
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plumbob.console import UserError
-from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
+from plumbob.console.files import write_whole
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.run_files.token_record import TokenRecord, as_line, record_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 10_000_000_000
 """The traces of a whole run take at most about this much space on disk, an equal part of it for each step."""
+
+GZIP = b"\x1f\x8b"
+"""The first bytes of a file that gzip has compressed."""
 
 LEVEL = 6
 """Compression level. Level 9 takes twice the time for a tenth less space."""
@@ -139,7 +143,7 @@ def read(path: Path) -> str:
     Raises OSError for a file that cannot be read or decompressed, and UnicodeDecodeError for one that is not text.
     """
     data = path.read_bytes()
-    if not data.startswith(b"\x1f\x8b"):  # gzip's first bytes
+    if not data.startswith(GZIP):
         return data.decode()
     try:
         return gzip.decompress(data).decode()

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from plumbob.console import first_line
+from plumbob.console.files import flush_to_disk, write_whole
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted
-from plumbob.trainer.run_files.run_directory import flush_to_disk, saved_checkpoints, write_whole
+from plumbob.trainer.run_files.run_directory import saved_checkpoints
 from plumbob.trainer.training.run import kept_step
 from safetensors import SafetensorError
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 from plumbob.console import UserError, counted, first_line
+from plumbob.console.files import write_whole
 from plumbob.console.working import Working
 from plumbob.trainer.config.train import EVALUATED
 from plumbob.trainer.evaluation.statistics import Estimate
@@ -24,7 +25,7 @@ from plumbob.trainer.report.write import write_at_end
 from plumbob.trainer.reporting.hub_upload import push_to_hub
 from plumbob.trainer.reporting.model_card import model_card
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
-from plumbob.trainer.run_files.run_directory import read_metrics, write_whole
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.checkpoint import damage
 from plumbob.trainer.training.run import Run, kept_step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 import verifiers.v1 as vf
 from plumbob.doctor import record as records
-from plumbob.doctor.measuring import APART, MOVED, SampledTensors, keep_gradient, moved, numbers
+from plumbob.doctor.measuring import APART, MOVED, SampledTensors, keep_gradient, moved, numbers, on_host
 from plumbob.rollout import EngineError, Sample, verifiers_messages
 from plumbob.rollout.verifiers_adapter import schemas_of
 from plumbob.trainer.algorithm.advantages import OVERLONG_PENALTY
@@ -40,13 +41,16 @@ class Recording:
         self._tensors: SampledTensors | None = None
 
     def begin(self, batch: Batch, advantages: Sequence[float]) -> None:
-        """The step's rollouts, rows and advantages."""
-        self.record.rollouts = [self._rollout(trace, batch) for trace in batch.traces if trace.num_turns]
+        """The step's rows and advantages, before any code of training can change them."""
         members: dict[str, int] = {}
         for i, (sample, advantage) in enumerate(zip(batch.samples, advantages, strict=True)):
             self._row_of[id(sample)] = i
             member = members[sample.group] = members.get(sample.group, -1) + 1
             self.record.rows.append(row_of(sample, member, advantage))
+
+    def rollouts(self, batch: Batch) -> None:
+        """The step's requests and messages, which can wait until a GPU has passes to compute."""
+        self.record.rollouts = [self._rollout(trace, batch) for trace in batch.traces if trace.num_turns]
 
     def _rollout(self, trace: vf.Trace, batch: Batch) -> records.Rollout:
         tools = schemas_of(trace.tools or [])
@@ -98,7 +102,8 @@ class Recording:
         if inputs.logprobs.requires_grad:
             keep_gradient(inputs.logprobs, slopes)
         self._slopes.append(slopes)
-        self._inputs.append((list(rows), _detached(inputs)))
+        # Without its graph, which is freed after the backward pass.
+        self._inputs.append((list(rows), replace(inputs, logprobs=inputs.logprobs.detach())))
         update = self.record.updates[-1]
         made_up = len(self.record.updates) == 1 and self.run.objective.own is None  # nothing is known of another loss
         if update.trial is None and made_up and inputs.logprobs.requires_grad:
@@ -149,9 +154,11 @@ class Recording:
             optional = (inputs.ref_logprobs, slopes[0] if slopes else None)
             if any(t is not None and len(t) != sum(counts) for t in (*columns, *optional)):
                 continue  # rows that cannot be told apart: the record says nothing of them
-            # A transfer for each column: one for each row would take as long as the microbatch's passes.
-            ends = np.cumsum(counts)[:-1]
-            parts = [[None] * len(rows) if t is None else np.split(numbers(t), ends) for t in (*columns, *optional)]
+            # One transfer: one for each row would take as long as the microbatch's passes.
+            ends = np.cumsum(counts).tolist()
+            of = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+            whole = on_host((*columns, *optional))
+            parts = [[None if values is None else values[at] for at in of] for values in whole]
             for row, *values in zip(rows, *parts, strict=True):
                 found.append(records.TrainedRow(self._row_of.get(id(row), -1), k, *values))
         return found
@@ -244,19 +251,7 @@ def trial_of(inputs: LossInputs, loss: Callable[[LossInputs], torch.Tensor]) -> 
     asked = LossInputs(own, old, inputs.advantages, inputs.weights, inputs.rows, inputs.corrections, reference)
     with torch.enable_grad():
         (slopes,) = torch.autograd.grad(loss(asked), own)
-    return records.LossTrial(
-        rows=inputs.rows.cpu().numpy().astype(np.int32),
-        logprobs=numbers(own),
-        old_logprobs=numbers(old),
-        advantages=numbers(inputs.advantages),
-        weights=numbers(inputs.weights),
-        corrections=numbers(inputs.corrections),
-        slopes=numbers(slopes),
-        reference_logprobs=None if reference is None else numbers(reference),
-    )
-
-
-def _detached(inputs: LossInputs) -> LossInputs:
-    """The same numbers without their graph, which is freed after the backward pass."""
-    kept: dict[str, Any] = {name: None if t is None else t.detach() for name, t in vars(inputs).items()}
-    return LossInputs(**kept)
+    # One transfer: each waits for what a GPU has been given to compute.
+    columns = (own, old, inputs.advantages, inputs.weights, inputs.corrections, slopes, reference, inputs.rows)
+    *numbers_of, rows = on_host(columns)
+    return records.LossTrial(rows.astype(np.int32), *numbers_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     run_dir = run_directory_of(path)
     folder = latest(run_dir) if path == run_dir else path
     if folder is None:
+        print(f"{run_dir} has no checkpoint yet: the run begins again with its first step", file=sys.stderr)
         return None
     if (wrong := damage(folder)) is not None:
         raise UserError(f"the checkpoint {folder} is damaged: {wrong}{_intact_before(folder, config.COMMAND)}")

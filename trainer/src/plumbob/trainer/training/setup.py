@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from plumbob.console import UserError
+import verifiers.v1 as vf
+from plumbob.console import UserError, counted
+from plumbob.console.files import write_whole
 from plumbob.console.working import note
 from plumbob.rollout import Chat, Sampling
 from plumbob.trainer.algorithm.losses import try_own_loss
@@ -40,16 +42,10 @@ from plumbob.trainer.policy.loading import (
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.collect import Sampler
 from plumbob.trainer.rollouts.limits import limits_of
-from plumbob.trainer.rollouts.tasks import Tasks, fingerprint_of, leave_out_long_prompts, load_environments
+from plumbob.trainer.rollouts.tasks import Read, Tasks, fingerprint_of, leave_out_long_prompts, load_environments
 from plumbob.trainer.rollouts.templates import check_template, opening_messages, tool_names
 from plumbob.trainer.run_files import start
-from plumbob.trainer.run_files.run_directory import (
-    lock_directory,
-    new_directory,
-    run_directory_of,
-    truncate_metrics,
-    write_whole,
-)
+from plumbob.trainer.run_files.run_directory import lock_directory, new_directory, run_directory_of, truncate_metrics
 from plumbob.trainer.run_files.stopped import Stop, write_stop
 from plumbob.trainer.training.capacity import memory_plan
 from plumbob.trainer.training.checkpoint import tidy
@@ -60,6 +56,9 @@ from transformers import PreTrainedModel
 
 Status = Callable[[str], None]
 
+LOOKED_AT = 8
+"""Number of tasks whose prompts are compared with --max-context before any weights are loaded."""
+
 
 def set_up(
     config: TrainConfig,
@@ -68,12 +67,14 @@ def set_up(
     status: Status = lambda _: None,
     environments: Sequence[Tasks] | None = None,
     *,
+    read: Sequence[Read | None] = (),
     parity_checked: bool = True,
 ) -> Run:
     """Load everything, make and lock the run directory, and restore a checkpoint when resuming.
 
     Collective. `resume_from`: a run directory, or one of its checkpoints; None for a new run. `status` is called with a
-    text that says what the set-up is waiting for. `environments`: the tasks of the run if they are already loaded.
+    text that says what the set-up is waiting for. `environments`: the tasks of the run if they are already loaded;
+    `read`: those that are read, of `read_here`.
     `parity_checked`: whether it is an error if engine and trainer give different log-probabilities after the first weight
     sync. Raises UserError and SyncError.
     """
@@ -91,9 +92,10 @@ def set_up(
         template = TemplateChoice(config.chat_template, recorded)
         tokenizer = load_tokenizer(config.model, template)
         chat = load_chat(tokenizer, None, config.tool_format)
-        environments = tuple(environments or load_environments(config))
+        environments = tuple(environments or load_environments(config, read))
         for tasks in environments:  # before any weights are loaded
             check_template(chat, tasks, config.model)
+            check_room(chat, tasks, config)
         start.lap("tokenizer and tasks")
         model = load_model(config.model)
         check_context(model, config)
@@ -105,7 +107,7 @@ def set_up(
             for tasks in environments
         )
         start.lap("model")
-        fixed_ids = _first_prompt(chat, environments[0])[:256]
+        fixed_ids = _prompt(chat, environments[0].train[0])[:256]
         if config.max_prompt_length is not None:
             needed = config.max_steps * rollouts // config.num_generations
             environments = tuple(
@@ -233,6 +235,16 @@ def _bytes_of_first_step(policy: Policy) -> int:
     return 12 * sum(policy.sharding.local(p).numel() for p in policy.trainable.values())
 
 
+def check_room(chat: Chat, tasks: Tasks, config: TrainConfig) -> None:
+    """Raise UserError if the first tasks' prompts alone fill --max-context, even without descriptions of tools."""
+    shortest = min(len(_prompt(chat, task)) for task in tasks.train[:LOOKED_AT])
+    if shortest >= config.max_context:
+        raise UserError(
+            f"--max-context {config.max_context} leaves no room for a reply: the shortest prompt of {tasks.name}'s first "
+            f"{counted(min(LOOKED_AT, len(tasks.train)), 'task')} has {counted(shortest, 'token')}; raise it"
+        )
+
+
 def check_context(model: PreTrainedModel, config: TrainConfig) -> None:
     """Raise UserError if --max-context is more than the model's positions."""
     positions = _positions(model)
@@ -335,6 +347,6 @@ def _resolved(config: TrainConfig, model: Any, num_tasks: int, rollouts: int) ->
     )
 
 
-def _first_prompt(chat: Chat, tasks: Tasks) -> list[int]:
-    """The token ids of the first task's prompt, without tool descriptions."""
-    return chat.prompt(opening_messages(tasks.train[0]), tools=[]).token_ids
+def _prompt(chat: Chat, task: vf.Task) -> list[int]:
+    """The token ids of a task's prompt, without tool descriptions."""
+    return chat.prompt(opening_messages(task), tools=[]).token_ids

@@ -94,6 +94,8 @@ def train_step(
     def meanwhile() -> None:
         """What Python can do while a GPU computes the first update's passes."""
         measured.update(metrics_before_training(run, batch, advantages))
+        if recording is not None:
+            recording.rollouts(batch)
         batch.prepared = prepared_records(
             *(batch.records, step + 1, config.num_generations),
             seed=config.seed,

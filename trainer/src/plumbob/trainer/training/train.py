@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from plumbob.trainer.reporting.hub_upload import check_hub_access
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
+from plumbob.trainer.rollouts.tasks import Read
 from plumbob.trainer.run_files import start
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.capacity.disk_space import disk_lines
@@ -49,8 +50,11 @@ SWITCH_SECONDS = 5e-4
 ask for it before every kernel and every library call, and rollouts wait for them."""
 
 
-def run(config: TrainConfig, resume_from: Path | None = None) -> int:
-    """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`. Raises UserError."""
+def run(config: TrainConfig, resume_from: Path | None = None, read: Sequence[Read | None] = ()) -> int:
+    """Train as configured; returns the exit code: 0, 1 if the run failed, or `INTERRUPTED`.
+
+    `read`: of `read_here`. Raises UserError.
+    """
     started = time.time()
     thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.collect()  # an earlier run of this process: otherwise its model stays until this run's model is loaded
@@ -64,7 +68,7 @@ def run(config: TrainConfig, resume_from: Path | None = None) -> int:
         try:
             named = " and ".join(env for env, _ in config.members)
             with Working(f"loading the tasks of {named} and {config.model}", silent=not world.is_main) as line:
-                run_ = set_up(config, world, resume_from, line.say)
+                run_ = set_up(config, world, resume_from, line.say, read=read)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
         # Tasks and model stay to the end, and a step's rollouts to its end. Collections look through them again and again

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from plumbob.console.files import write_whole
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.trends import Trends
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.run_files.run_directory import read_lines, read_metrics, write_whole
+from plumbob.trainer.run_files.run_directory import read_lines, read_metrics
 from plumbob.trainer.watch.course import plan_of
 
 WARNINGS = "warnings.jsonl"

@@ -33,6 +33,8 @@ def trl(words: Sequence[str], name: str) -> int:
     parser.add_argument("script", metavar="SCRIPT.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS").required = False
     given = parser.parse_args(words)
+    if given.every < 1:
+        raise UserError(f"--every must be at least 1, not {given.every}")
     doctors, failed = run(
         given.script, given.arguments, every=given.every, rescore=not given.no_rescore, gold=given.gold
     )

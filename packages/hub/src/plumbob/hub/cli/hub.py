@@ -69,8 +69,10 @@ def info(name: Annotated[str, typer.Argument()], index: IndexOption = None, as_j
     from plumbob.hub.index.information import describe, from_index, from_installed
 
     found = from_installed(name) if index is None else None
-    if found is None:
-        found = from_index(name, index, Path.cwd())
+    try:
+        found = found or from_index(name, index, Path.cwd())
+    except UserError as error:
+        raise error if index is not None else UserError(f"{name} is not installed, and {error}") from None
     print(json.dumps(found, indent=2) if as_json else fitted(describe(found)))
 
 

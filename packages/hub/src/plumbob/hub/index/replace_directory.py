@@ -7,15 +7,19 @@ import os
 import shutil
 from pathlib import Path
 
+from plumbob.console.files import flush_to_disk
+
 _AT_FDCWD = -100
 _EXCHANGE = 2
 
 
 def replace_directory(new: Path, old: Path) -> None:
-    """Move the directory `new` to the path `old`, then delete what was at `old`."""
+    """Move the directory `new` to the path `old`, then delete what was at `old`: after a power cut one of them is whole."""
+    flush_to_disk(*new.rglob("*"), new)
     if not old.exists():
         os.rename(new, old)
     elif _exchange(new, old):
+        flush_to_disk(old.parent)
         shutil.rmtree(new)
     else:
         # Without an atomic exchange there is a moment in which `old` does not exist; the old directory is then kept in
@@ -24,6 +28,7 @@ def replace_directory(new: Path, old: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(old, aside)
         os.rename(new, old)
+        flush_to_disk(old.parent)
         shutil.rmtree(aside)
 
 

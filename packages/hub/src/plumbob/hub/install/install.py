@@ -414,7 +414,8 @@ def _put_back() -> str:
             f"; the versions that were installed before could not be put back ({error}): free some space and run "
             "vf-install again, which begins with that"
         )
-    return f"; {', '.join(put_back)} was put back" if put_back else ""
+    verb = "was" if len(put_back) == 1 else "were"
+    return f"; {', '.join(put_back)} {verb} put back" if put_back else ""
 
 
 def _not_as_chosen(attempt: Attempt) -> str | None:

@@ -8,7 +8,7 @@ does not have is an error before uv runs, because uv would look for it on the pu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from typing import TYPE_CHECKING
@@ -130,7 +130,7 @@ def pin(
                 f"{demand.by} is refused: it requires {name} from the URL {demand.requirement.url}, not from an index"
             )
         asked.setdefault(name, []).append(demand)
-        chosen, requires = _choose(name, asked[name], index, upgrade, prerelease)
+        chosen, requires = _choose(name, asked[name], index, upgrade, prerelease, [one for one, _ in pins.values()])
         extras = frozenset().union(*(d.requirement.extras for d in asked[name]))
         # A later demand may add extras, which have requirements of their own, so the package's requirements are read
         # again.
@@ -141,7 +141,7 @@ def pin(
 
 
 def _choose(
-    name: str, demands: list[Demand], index: Index | None, upgrade: bool, prerelease: bool
+    name: str, demands: list[Demand], index: Index | None, upgrade: bool, prerelease: bool, pins: Iterable[Pin]
 ) -> tuple[Pin, list[str]]:
     wanted = SpecifierSet(",".join(str(d.requirement.specifier) for d in demands if d.requirement.specifier))
     here = installed(name)
@@ -158,10 +158,8 @@ def _choose(
             f"{by} needs {name}, which is neither installed nor on {index.location.url}; "
             "it is never taken from a public index"
         )
-    if (
-        here is not None and not root
-    ):  # it is replaced, so the new version must also satisfy the other installed packages
-        others = _installed_demands(name)
+    if here is not None and not root:  # it is replaced, and must also satisfy what stays installed
+        others = _installed_demands(name, {pin.name: pin.version for pin in pins})
         wanted &= SpecifierSet(",".join(str(d.requirement.specifier) for d in others if d.requirement.specifier))
         by = " and ".join(dict.fromkeys([by, *(d.by for d in others)]))
     version, wheels = choose_version(files, wanted, prerelease=prerelease)
@@ -180,10 +178,12 @@ def installed(name: str) -> Distribution | None:
         return None
 
 
-def _installed_demands(name: str) -> list[Demand]:
+def _installed_demands(name: str, chosen: Mapping[str, str]) -> list[Demand]:
+    """What the installed packages demand of this one, without those of which another version is `chosen`."""
     found = []
     for other in distributions():
-        if is_first_party(other.metadata["Name"] or ""):
+        own = other.metadata["Name"] or ""
+        if is_first_party(own) and chosen.get(normalise(own), other.version) == other.version:
             by = f"the installed {other.metadata['Name']} {other.version}"
             found += [d for d in demands_of(other.requires or [], by) if normalise(d.requirement.name) == name]
     return found

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from plumbob.console import UserError
+from plumbob.console.files import flush_to_disk, write_whole
 from plumbob.hub.index.wheels import Wheel, parse_record
 from plumbob.hub.install.pins import installed
 from plumbob.hub.installed.interrupted import UNDO, missing_files, read_journal, undo_folder
@@ -65,9 +66,9 @@ def keep(replaced: Iterable[str], wheels: Iterable[Wheel]) -> None:
                 "folders": {f: os.path.exists(f) for f in folders},
                 "infos": [info.name for info in _infos(site, name)],
             }
+        flush_to_disk(folder)
         # Written last and renamed into its place: a journal means that everything that it names has been kept.
-        (folder / "journal.part").write_text(json.dumps(journal))
-        os.replace(folder / "journal.part", folder / "journal.json")
+        write_whole(folder / "journal.json", json.dumps(journal))
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UserError(f"nothing was installed or changed: {folder.parent}: {error.strerror}") from None

@@ -56,7 +56,9 @@ def init(
 ) -> None:
     """Lay out a lab: README, problem statement, log, and the hypotheses H01 to H08, ready to run."""
     from plumbob.lab.files.layout import lay_out
+    from plumbob.lab.runs.plan import check_options
 
+    check_options([env, "--model", model], flags, env_flags)
     for path in lay_out(directory, env, model, flags, env_flags):
         print(path)
     print(

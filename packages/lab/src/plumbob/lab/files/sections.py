@@ -7,11 +7,11 @@ written by lab
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from plumbob.console import UserError
+from plumbob.console.files import write_whole
 
 
 def read(path: Path) -> str:
@@ -29,9 +29,7 @@ def write(path: Path, text: str) -> None:
         if path.is_file() and path.read_bytes() == content:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(content)
-        os.replace(partial, path)
+        write_whole(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -82,10 +84,25 @@ def _start(run: Planned, title: str, env: Mapping[str, str]) -> _Started:
         try:
             # In a session of its own: a terminal would otherwise send Ctrl-C to it as well, and a second one would end it
             # before it has saved its work.
-            process = subprocess.Popen(argv, stdin=no_input, stdout=out, stderr=out, env=env, start_new_session=True)
+            ends = partial(_end_with, os.getpid())
+            process = subprocess.Popen(
+                argv, stdin=no_input, stdout=out, stderr=out, env=env, start_new_session=True, preexec_fn=ends
+            )
         except OSError as error:
             raise UserError(f"cannot start {argv[0]}: {error.strerror}") from None
     return _Started(run, title, process)
+
+
+def _end_with(parent: int) -> None:
+    """Let Linux send this process Ctrl-C, with which a run saves its work, when `parent` ends in any way (prctl(2)).
+
+    Elsewhere a run goes on if its lab is killed, and the lab finds it finished later.
+    """
+    set_death_signal = 1
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGINT)
+        if os.getppid() != parent:  # it ended before prctl was called
+            os._exit(1)
 
 
 def _interrupt(under_way: Mapping[int, _Started]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,22 @@ def program(words: Sequence[str]) -> list[str]:
         needs = "; install plumbob-trainer, which brings it" if name in ("train", "doctor", "sft") else ""
         raise UserError(f"there is no command {name!r}{needs}")
     return [found, *rest]
+
+
+def check_options(named: Sequence[str], *options: str) -> None:
+    """Raise UserError if `train`, where it is installed, refuses these words and options, which are each as in a shell."""
+    try:
+        words = [*named, *(word for text in options for word in shlex.split(text))]
+    except ValueError as error:
+        raise UserError(f"{' '.join(options)!r} are no options: {error}") from None
+    try:
+        command = program(["train"])
+    except UserError:
+        return
+    done = subprocess.run([*command, *words, "--check-options"], capture_output=True, text=True, check=False)
+    if done.returncode == 2 and done.stderr.strip():
+        said = done.stderr.strip().splitlines()[-1].removeprefix("train: ")
+        raise UserError(f"`train {shlex.join(words)}` cannot run: {said}")
 
 
 def check_commands(planned: Sequence[Planned], folder: Path, name: str) -> None:

@@ -96,7 +96,7 @@ def noise_of_version(values: torch.Tensor, requests: list[Any], engine: Any) -> 
 
 def at_one(logprobs: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, temperature: float) -> torch.Tensor:
     """The log-probabilities that the tokens have before this temperature."""
-    return torch.log_softmax(values * temperature, dim=-1).gather(-1, tokens[:, None])[:, 0]
+    return torch.log_softmax(values * temperature, dim=-1).gather(-1, tokens)
 
 
 # The trainer's forward pass

@@ -398,7 +398,10 @@ def completion(stack: ExitStack, env: str, change: Any) -> None:
 
 @site
 def logits(stack: ExitStack, env: str, change: Any) -> None:
-    """The engine draws from `change(logits [B, V], requests, engine)`, and reports the log-probabilities of that."""
+    """The engine draws from `change(logits [B, V], requests, engine)`, and reports the log-probabilities of that.
+
+    Of requests that have the same ids so far, which share a row of the logits, `change` gets one.
+    """
     _draw(stack, change, raw=False)
 
 
@@ -411,15 +414,15 @@ def silent_logits(stack: ExitStack, env: str, change: Any) -> None:
 def _draw(stack: ExitStack, change: Any, *, raw: bool) -> None:
     differences: list[torch.Tensor] = []
 
-    def draw_all(original: Any, self: Any, requests: list[Any], values: torch.Tensor) -> None:
-        changed = values if self.max_length == MEASURING else change(values, requests, self)
+    def draw_all(original: Any, self: Any, rows: list[list[Any]], values: torch.Tensor) -> None:
+        changed = values if self.max_length == MEASURING else change(values, [row[0] for row in rows], self)
         differences[:] = [values - changed]
-        original(self, requests, changed)
+        original(self, rows, changed)
 
     def draw(original: Any, values: torch.Tensor, *rest: Any) -> Any:
         tokens, logprobs = original(values, *rest)
         if raw:
-            logprobs = torch.log_softmax(values + differences[0], dim=-1).gather(-1, tokens[:, None])[:, 0]
+            logprobs = torch.log_softmax(values + differences[0], dim=-1).gather(-1, tokens)
         return tokens, logprobs
 
     wrapped(stack, TransformersEngine, "_draw", draw_all)
@@ -428,7 +431,7 @@ def _draw(stack: ExitStack, change: Any, *, raw: bool) -> None:
 
 @site
 def reported(stack: ExitStack, env: str, change: Any) -> None:
-    """The engine reports `change(log-probabilities [B], tokens [B], logits [B, V] after the temperature)`."""
+    """The engine reports `change(log-probabilities [B, K], tokens [B, K], logits [B, V] after the temperature)`."""
     now = _sampling(stack)
 
     def draw(original: Any, values: torch.Tensor, *rest: Any) -> Any:

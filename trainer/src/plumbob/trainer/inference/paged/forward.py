@@ -141,7 +141,7 @@ def _decoder(
     delta = None
     for i, layer in enumerate(weights.layers):
         h = fused.add_norm(x, delta, layer.input_norm, eps, dtype)
-        qkv = _normed(weights, layer, layer.qkv(h).view(n, -1, weights.head_dim))
+        qkv = normed(weights, layer, layer.qkv(h).view(n, -1, weights.head_dim))
         keys, values = cache.keys[i], cache.values[i]
         q = fused.rotate_and_store(qkv, weights.cos, weights.sin, positions, slots, keys, values, weights.heads)
         delta = layer.out(attend(i, q).reshape(n, -1))
@@ -150,7 +150,7 @@ def _decoder(
     return fused.add_norm(x, delta, weights.norm, eps, dtype)
 
 
-def _normed(weights: Weights, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
+def normed(weights: Weights, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
     """Queries and keys through the norms that Qwen3 has; they stay float32 then, as in the trainer."""
     if layer.q_norm is None or layer.k_norm is None:
         return qkv

@@ -95,7 +95,9 @@ class SlotCache:
             self.remember(target, self.ids[source, :length])
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange the contents of two slots."""
+        """Exchange the contents of two slots, which may be the same one."""
+        if a == b:
+            return
         # Behind the longer count lie a few keys and values at most, of padding, which nobody reads before writing them.
         n = int(max(self.counts[a], self.counts[b]))
         for tensor in (*self.keys, *self.values):
@@ -140,7 +142,7 @@ class SlotCache:
 
 
 def decode_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

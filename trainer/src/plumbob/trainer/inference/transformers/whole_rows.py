@@ -25,14 +25,14 @@ class WholeRowsEngine(TransformersEngine):
     def _admit(self) -> None:
         free = self._cache.num_slots - len(self._active)
         for request in self._waiting[:free]:
-            request.slot = len(self._active)
             self._active.append(request)
+            self._append([request])
             self.prefilled_tokens += len(request.prompt)
         self._waiting = self._waiting[free:]
 
     def _decode(self) -> None:
-        requests = list(self._active)
-        self._draw(requests, self._next_logits([[*r.prompt.tolist(), *r.token_ids] for r in requests]))
+        rows = list(self._rows)
+        self._draw(rows, self._next_logits([[*row[0].prompt.tolist(), *row[0].token_ids] for row in rows]))
 
     def _next_logits(self, rows: Sequence[list[int]]) -> torch.Tensor:
         """The logits [B, V] of the id that follows each row."""

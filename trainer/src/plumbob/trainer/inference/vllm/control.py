@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 from plumbob.console import UserError
 from plumbob.trainer.inference import generate_api
 from plumbob.trainer.inference.errors import SyncError
-from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, advice
+from plumbob.trainer.inference.http_client import HttpThread, ServerFailure, Timing, advice
+from plumbob.trainer.inference.token_servers import root_url
 
 CONNECT_SECONDS = 30.0
 """Time limit of each request with which a server is checked."""
@@ -72,6 +75,31 @@ class Control:
         return answers
 
 
+def check_served(urls: Sequence[str], model: str) -> None:
+    """Raise UserError if there is no server at one of these URLs, or if it has another model: before anything is loaded."""
+    with closing(HttpThread(Timing(), os.environ.get("OPENAI_API_KEY"))) as http:
+        for url in urls:
+            _card(http, root_url(url), model)
+
+
+def _card(http: HttpThread, url: str, model: str) -> dict[str, Any]:
+    """What the server at `url` says about the model. Raises UserError if it does not answer, or lacks the model."""
+    try:
+        answer = http.result(http.request("GET", url, "/v1/models", seconds=CONNECT_SECONDS))
+        cards = {str(card["id"]): card for card in answer["data"]}
+    except ServerFailure as failure:
+        hint = f"start one with `vf-vllm --model {model}`, or correct --vllm-url" if failure.gone else "see its log"
+        raise UserError(f"{failure}; {hint}") from None
+    except (KeyError, TypeError):
+        raise UserError(f"{url} answers, but not as a vLLM server; correct --vllm-url") from None
+    if model not in cards:
+        served = ", ".join(name for name, card in cards.items() if not card.get("parent"))
+        raise UserError(
+            f"the vLLM server at {url} serves {served}, not the model to train; start it with --model {model}"
+        )
+    return cards[model]
+
+
 def check_server(http: HttpThread, url: str, model: str, vocab_size: int) -> ServerInfo:
     """Check that the server at `url` can be used to train `model`. Raises UserError if there is none or it cannot.
 
@@ -83,18 +111,7 @@ def check_server(http: HttpThread, url: str, model: str, vocab_size: int) -> Ser
     def ask(method: str, path: str, body: Any = None) -> Any:
         return http.result(http.request(method, url, path, body, seconds=CONNECT_SECONDS))
 
-    try:
-        cards = {str(card["id"]): card for card in ask("GET", "/v1/models")["data"]}
-    except ServerFailure as failure:
-        hint = f"start one with `vf-vllm --model {model}`, or correct --vllm-url" if failure.gone else "see its log"
-        raise UserError(f"{failure}; {hint}") from None
-    except (KeyError, TypeError):
-        raise UserError(f"{url} answers, but not as a vLLM server; correct --vllm-url") from None
-    if model not in cards:
-        served = ", ".join(name for name, card in cards.items() if not card.get("parent"))
-        raise UserError(
-            f"the vLLM server at {url} serves {served}, not the model to train; start it with --model {model}"
-        )
+    card = _card(http, url, model)
     sample = partial(_sample, ask, model)
     try:
         sample([0], logprobs=0)
@@ -118,7 +135,7 @@ def check_server(http: HttpThread, url: str, model: str, vocab_size: int) -> Ser
             f"the vLLM server at {url} returns log-probabilities of another distribution than it samples from ({logprob:.3g} "
             "for a token of probability 1); start it with vf-vllm, or with --logprobs-mode processed_logprobs"
         )
-    max_length = int(cards[model].get("max_model_len") or 0)
+    max_length = int(card.get("max_model_len") or 0)
     return ServerInfo(url, _version(ask), max_length, int(told["max_lora_rank"]), str(told.get("transfer", "disk")))
 
 

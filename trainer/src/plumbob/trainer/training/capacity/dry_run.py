@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +22,7 @@ from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.launcher import requested
 from plumbob.trainer.policy.loading import default_learning_rate, empty_model, load_chat, load_tokenizer
 from plumbob.trainer.reporting.trackers import check_reporting
-from plumbob.trainer.rollouts.tasks import check_settings, load_tasks
+from plumbob.trainer.rollouts.tasks import Read, read_here
 from plumbob.trainer.rollouts.templates import check_template
 from plumbob.trainer.run_files.model_path import model_path
 from plumbob.trainer.run_files.run_directory import (
@@ -37,7 +37,7 @@ from plumbob.trainer.training.capacity.memory_plan import memory, plan_memory, r
 from plumbob.trainer.training.capacity.out_of_memory import GIB
 from plumbob.trainer.training.metrics import main_gib
 from plumbob.trainer.training.restore import choose_checkpoint
-from plumbob.trainer.training.setup import check_context
+from plumbob.trainer.training.setup import check_context, check_room
 from transformers import PreTrainedModel
 
 ALIKE = (
@@ -47,17 +47,20 @@ ALIKE = (
 """Settings that an earlier run must share, so that the time of its steps is an estimate of this run's."""
 
 
-def dry_run(config: TrainConfig, resumed: Path | None, origins: Mapping[str, str]) -> int:
+def dry_run(
+    config: TrainConfig, resumed: Path | None, read: Sequence[Read | None] = (), *, origins: Mapping[str, str]
+) -> int:
     """Examine the settings as a run does before it loads weights, and print what it would be; returns the exit code.
 
-    `origins`: setting -> where its value comes from. Raises UserError with the sentence with which the run would end.
+    `read`: of `read_here`. `origins`: setting -> where its value comes from. Raises UserError with the sentence with which
+    the run would end.
     """
     check_reporting(config)
     request, processes = requested(), int(os.environ.get("WORLD_SIZE", "1"))
     config = dataclasses.replace(config, bf16=config.bf16 or request.bf16)
     config.rollouts_per_step(processes)
     try_own_loss(config.objective(), bool(config.kl_beta))
-    unread = _check_tasks(config, resumed)
+    unread = _check_tasks(config, resumed, read)
     plan = plan_memory(config, processes)
     config = plan.config
     model = empty_model(config.model)
@@ -102,21 +105,11 @@ def lines(config: TrainConfig, model: PreTrainedModel, processes: int, origins: 
     yield from ("Time of a step:", *(f"  {line}" for line in _time(config, model, processes)))
 
 
-LOCAL = (".jsonl", ".json", ".gz", ".csv", ".parquet", ".txt")
-"""Endings of the names of files of tasks."""
-
-
-def _check_tasks(config: TrainConfig, resumed: Path | None) -> list[str]:
+def _check_tasks(config: TrainConfig, resumed: Path | None, read: Sequence[Read | None]) -> list[str]:
     """Load tasks and tokenizer as a run does, where nothing has to be downloaded for them. Returns what was not loaded."""
-    unread, loaded = [], []
-    for own in config.for_each_environment():
-        data = [name.split(",")[0] for name in (own.datasets, own.eval_datasets) if name is not None]
-        here = [name == "synthetic" or name.endswith(LOCAL) or Path(name).exists() for name in data]
-        if own.datasets is not None and all(here):
-            loaded.append(load_tasks(own))
-        else:
-            check_settings(own)
-            unread.append(f"the tasks of {own.env}")
+    read = read or read_here(config)
+    loaded = [found.ready() for found in read if found is not None]
+    unread = [f"the tasks of {env}" for (env, _), found in zip(config.members, read, strict=True) if found is None]
     if not Path(model_path(config.model)).exists():
         return [*unread, "the tokenizer and its chat template"]
     recorded = None if resumed is None else run_directory_of(resumed) / RECORDED
@@ -124,6 +117,7 @@ def _check_tasks(config: TrainConfig, resumed: Path | None) -> list[str]:
     chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
     for tasks in loaded:
         check_template(chat, tasks, config.model)
+        check_room(chat, tasks, config)
     return unread
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.console import UserError, first_line
+from plumbob.console.files import write_whole
 from plumbob.rollout import (
     Chat,
     ChatReply,
@@ -43,7 +44,6 @@ from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.stream import TaskStream
 from plumbob.trainer.rollouts.tasks import Tasks
 from plumbob.trainer.run_files import trace_files
-from plumbob.trainer.run_files.run_directory import write_whole
 
 FILE = "demonstrations.jsonl.gz"
 """File of a run directory with the traces of its demonstrations: a resumed run trains on them, and plays none again."""
@@ -171,7 +171,9 @@ def _of_files(config: SftConfig, tasks: Tasks, found: Demonstrations) -> Iterato
     held_out = marks_of(tasks.held_out)
     like = tasks.train[0]
     for path in trace_files.trace_paths(config.demonstrations, config.env):
-        for record in read_records(path):
+        for number, record in enumerate(read_records(path)):
+            if not number:
+                tasks.check_is_one_of(record, path)
             try:
                 task = type(like)(type(like.data).model_validate(record["task"]["data"]), like.config)
             except ValueError as error:

@@ -154,9 +154,11 @@ def load(job: Job, imported: Imported, guard: Guard) -> tuple[Checked, list[vf.T
         if (first := keys.setdefault(task.key, index)) != index:
             problems.append(f"tasks {first} and {index} have the same key {task.key!r}; keys must be unique")
             break
-    return Checked(
-        f"{counted(len(tasks), 'task')} in {time.perf_counter() - start:.1f} s{_with(job, imported.cls)}", problems
-    ), tasks
+    told = f"{counted(len(tasks), 'task')} in {time.perf_counter() - start:.1f} s{_with(job, imported.cls)}"
+    data = {task.data.model_dump_json(exclude={"idx", "id", "name"}) for task in tasks}
+    if 10 * (copies := len(tasks) - len(data)) > len(tasks):  # a few are chance
+        told += f"; {copies} of them are copies of earlier ones but for the name"
+    return Checked(told, problems), tasks
 
 
 def _with(job: Job, cls: type) -> str:

@@ -1,0 +1,35 @@
+"""Files that are whole after a kill or a power cut: flushed to the disk before they get their names."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace a file atomically: a kill or a power cut leaves the old or the new file, an OSError leaves the old one."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        flush_to_disk(partial)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    flush_to_disk(path.parent)
+
+
+def flush_to_disk(*paths: Path) -> None:
+    """Wait until files, or the names in folders, are on the disk: after a power cut a rename may be there without them.
+
+    Raises OSError for a file that cannot be written out. Folders of file systems that cannot do it are left out.
+    """
+    for path in paths:
+        is_folder = path.is_dir()
+        with suppress(OSError) if is_folder else nullcontext():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vf_gsm8k import answers
 from vf_gsm8k.answers import (
     Answer,
     answer_value,
@@ -366,3 +367,41 @@ def test_every_real_gold_verifies_against_itself_in_every_style(split, size):
         assert is_correct(rf"\boxed{{{latex}.00}}", gold) and is_well_formatted(rf"\boxed{{{gold}}}", "boxed")
         assert not is_correct(f"#### {int(gold) + 1}", gold)
         assert gold == "0" or not is_correct(rf"\boxed{{{gold}0}}", gold)
+
+
+WORDS = [
+    r"answer",
+    r"Anſwer:",
+    r"ANS.",
+    r"İ",
+    r"ß",
+    r" is ",
+    r"correction: ",
+    r"\boxed{",
+    r"\fbox {",
+    r"xboxed{",
+    r"box",
+    r"}",
+    r"####",
+    r"#",
+    r"-",
+    r"4",
+    r"1,000",
+    r".5",
+    r")-3.",
+    r" ",
+    r"=",
+    r"٣",
+]
+
+
+@given(reply=st.lists(st.sampled_from([*WORDS, "\n", "\t", "\boxed{"]), max_size=12).map("".join))
+def test_what_is_found_from_the_first_place_on_is_all_that_there_is(reply):
+    """Patterns begin where a word of theirs stands, because they take most of the time of a reward on a whole reply."""
+    found = answers._LAST_NUMBER.findall(reply)
+    assert answers._last_number(reply) == (found[-1] if found else None)
+    assert [m.span() for m in answers._boxes(reply)] == [m.span() for m in answers._BOX.finditer(reply)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_after", lambda pattern, reply, first: list(pattern.finditer(reply)))
+        everywhere = answers._markers.__wrapped__(reply)
+    assert answers._markers.__wrapped__(reply) == everywhere

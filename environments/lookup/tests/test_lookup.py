@@ -125,7 +125,7 @@ def play(turns: list[tuple[str, list[tuple[str, str]]]]) -> vf.Trace:
                 match = re.fullmatch(r'\{"key": "?(\d+)"?\}', call.arguments)
                 if call.name == "lookup" and match:
                     await box.tools["lookup"].call({"key": match[1]})
-        await verifiers_scoring.finish(task, trace, 60)
+        await verifiers_scoring.finish(verifiers_scoring.Plan(task), trace, 60)
         assert trace.ok, trace.errors
         return trace
 
@@ -267,7 +267,7 @@ async def play_messages(task, messages) -> vf.Trace:
         verifiers_messages.add_turn(trace, [], message, Completion((1,), (0.0,), "stop"), 1, 0.0)
         for call in message.tool_calls or []:
             await box.tools[call.name].call(json.loads(call.arguments))
-    await verifiers_scoring.finish(task, trace, 60)
+    await verifiers_scoring.finish(verifiers_scoring.Plan(task), trace, 60)
     assert trace.ok, trace.errors
     return trace
 

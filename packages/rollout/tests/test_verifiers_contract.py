@@ -5,13 +5,14 @@ If one of these fails after an upgrade, the modules to look at are verifiers_ada
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 import verifiers.v1 as vf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.server.mcpserver import MCPServer
-from plumbob.rollout import run_rollout, tasksets, to_sample, verifiers_messages
+from plumbob.rollout import run_rollout, tasksets, to_sample, verifiers_messages, verifiers_scoring
 from plumbob.rollout import verifiers_adapter as adapter
 from verifiers.v1.errors import HarnessError, InterceptionError
 from verifiers.v1.graph import prepare_turn
@@ -168,6 +169,78 @@ def test_the_reward_is_what_scoring_the_record_alone_gives(trace, kit):
     assert again.reward == trace.reward == 0.5 / (1 + len("The end."))
     assert again.rewards == trace.rewards
     assert {k: v for k, v in trace.metrics.items() if "/" not in k} == again.metrics == {"words_noted": 1.0}
+
+
+class Scored(vf.Task):
+    @vf.metric
+    async def length(self, trace):
+        await asyncio.sleep(0)
+        return len(trace.last_reply)
+
+    @vf.metric(priority=1)
+    async def parts(self, task, trace):
+        return {"words": 2, "own": task.idx, "length": 7}
+
+    @vf.reward(weight=0.25, priority=-1)
+    async def several(self, trace, runtime=None):
+        return {"first": 1, "second": trace.metrics["words"] + (runtime is None)}
+
+
+class ScoredOnce(vf.Task):
+    @vf.reward(weight=3)
+    async def only(self):
+        return True
+
+
+class Unscored(vf.Task):
+    @vf.metric
+    async def fails(self, trace):
+        raise KeyError("gone")
+
+    @vf.reward
+    async def never(self, trace):
+        return 1.0
+
+
+class Judged(ScoredOnce):
+    def plugged_judges(self):
+        async def score(task, trace):
+            return {"style": trace.num_turns + task.idx}
+
+        return [SimpleNamespace(score=score, reward_name="judged", config=SimpleNamespace(weight=0.5))]
+
+
+WEIGHTED = {"rewards": {"only": {"weight": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("cls", "config"),
+    [(Scored, {}), (ScoredOnce, {}), (ScoredOnce, WEIGHTED), (Unscored, {}), (Judged, {}), (vf.Task, {})],
+)
+def test_metrics_and_rewards_are_those_that_upstream_records(cls, config):
+    """Metrics and rewards are called without upstream's `score`, whose asyncio tasks take as long as a fast reward."""
+    task = cls(vf.TaskData(idx=4, prompt="Go."), vf.TaskConfig(**config))
+    ours, theirs = (verifiers_messages.new_trace(task) for _ in range(2))
+    plan = verifiers_scoring.Plan(task)
+    asyncio.run(verifiers_scoring.finish(plan, ours, 5))
+    try:
+        asyncio.run(task.score(theirs))
+    except Exception as error:
+        theirs.record_error(error)
+    assert list(ours.rewards.items()) == list(theirs.rewards.items())
+    assert list(ours.metrics.items()) == list(theirs.metrics.items())
+    assert [(e.type, e.message) for e in ours.errors] == [(e.type, e.message) for e in theirs.errors]
+
+
+def test_a_task_that_scores_by_itself_is_left_to_its_own_code():
+    class Own(ScoredOnce):
+        async def score(self, trace, runtime=None):
+            await super().score(trace, runtime)
+            trace.record_reward("more", 1)
+
+    plan = verifiers_scoring.Plan(Own(vf.TaskData(prompt="Go."), vf.TaskConfig()))
+    asyncio.run(verifiers_scoring.finish(plan, trace := verifiers_messages.new_trace(plan.task), 5))
+    assert trace.ok and trace.reward == 4
 
 
 def test_the_nodes_are_those_that_upstream_builds_of_the_same_tokens(play, kit, family):

@@ -215,8 +215,15 @@ def is_lenient_match(completion: str, gold: str) -> bool:
     """
     if is_correct(completion, gold):
         return True
-    numbers = _LAST_NUMBER.findall(final_reply(completion))
-    return bool(numbers) and parse_number(numbers[-1]) == gold_value(gold)
+    number = _last_number(final_reply(completion))
+    return number is not None and parse_number(number) == gold_value(gold)
+
+
+def _last_number(reply: str) -> str | None:
+    """The last number of a reply, marked or not. No number holds a blank, so all before the last digit's word is left out."""
+    last = max(map(reply.rfind, "0123456789"))
+    start = max(reply.rfind(" ", 0, max(last, 0)), reply.rfind("\n", 0, max(last, 0)), 0)
+    return None if last < 0 else _LAST_NUMBER.findall(reply, start)[-1]
 
 
 def is_well_formatted(completion: str, style: Literal["hash", "boxed"] = "hash") -> bool:
@@ -227,7 +234,7 @@ def is_well_formatted(completion: str, style: Literal["hash", "boxed"] = "hash")
     """
     reply = final_reply(completion).rstrip()
     if style == "boxed":
-        boxes = list(_BOX.finditer(reply))
+        boxes = _boxes(reply)
         ending = _BOXED_END.fullmatch(reply, boxes[0].end()) if len(boxes) == 1 else None
         return ending is not None and parse_number(ending[1]) is not None
     before, _, last_line = reply.rpartition("\n")
@@ -287,7 +294,7 @@ def _hash_markers(reply: str) -> Iterator[_Marker]:
 
     Numbered headings are skipped.
     """
-    for match in list(_HASHES.finditer(reply))[-_MOST_MARKERS:]:
+    for match in _after(_HASHES, reply, reply.find("####"))[-_MOST_MARKERS:]:
         tag = _NUMBER_TAG.match(match[1])
         text = _SPECIAL_TOKEN.split(match[1][tag.end() if tag else 0 :], maxsplit=1)[0].rstrip(" \t*_`")
         # The "!" of "#### 42!" is an exclamation mark; in "#### 2 * 3!" and "\boxed{42!}" it may be a factorial, so it
@@ -299,9 +306,21 @@ def _hash_markers(reply: str) -> Iterator[_Marker]:
             yield match.start(), match.end(), "hash", text
 
 
+@functools.lru_cache(64)
+def _boxes(reply: str) -> tuple[re.Match[str], ...]:
+    """The beginnings of all boxes. The format and both readings of a reply look at the same ones."""
+    first = reply.find("ox")
+    return tuple(_after(_BOX, reply, max(first - 3, 0) if first >= 0 else -1))
+
+
+def _after(pattern: re.Pattern[str], reply: str, first: int) -> list[re.Match[str]]:
+    """All matches of a pattern that begin at `first` or later; -1: nowhere. To find a word takes less time than a pattern."""
+    return [] if first < 0 else list(pattern.finditer(reply, first))
+
+
 def _box_markers(reply: str) -> Iterator[_Marker]:
     r"""Yield the contents of the last closed `\boxed{...}` and `\fbox{...}` (braces may nest), and X of `\boxed X`."""
-    boxes = list(_BOX.finditer(reply))
+    boxes = _boxes(reply)
     for match in boxes[-_MOST_MARKERS:]:
         if not match[0].endswith("{") and (bare := _BARE_BOX.match(reply, match.end())):
             yield match.start(), bare.end(), "boxed", bare[0].rstrip(".,")
@@ -328,7 +347,7 @@ def _open_box(reply: str) -> tuple[int, str] | None:
     It is for a reply that was cut off inside the box. In a reply such as "\\boxed{x} = 42" the box is closed, and what
     follows it is no answer.
     """
-    boxes = list(_BOX.finditer(reply))
+    boxes = _boxes(reply)
     if not boxes or not boxes[-1][0].endswith("{"):
         return None
     start = boxes[-1].end()
@@ -349,7 +368,9 @@ def _tag_markers(reply: str) -> Iterator[_Marker]:
 
 def _phrase_markers(reply: str) -> Iterator[_Marker]:
     """Yield the text after "the answer is", "Answer:", "Correction:" or a heading "Final Answer", to the sentence's end."""
-    for match in list(_ANSWER.finditer(reply))[-_MOST_MARKERS:]:
+    folded = reply.casefold()
+    same = len(folded) == len(reply)  # else places differ
+    for match in _after(_ANSWER, reply, folded.find("ans") * same)[-_MOST_MARKERS:]:
         before = reply[max(0, match.start() - _BEFORE_CHARS) : match.start()]
         after = reply[match.end() : match.end() + _AFTER_CHARS]
         at_start = _AT_LINE_START.search(before)
@@ -370,7 +391,7 @@ def _phrase_markers(reply: str) -> Iterator[_Marker]:
         sentence = _SENTENCE_END.split(value, maxsplit=1)[0]
         text = _REASON.split(sentence, maxsplit=1)[0]
         yield match.start(), match.end() + len(after) - len(value) + len(text), "phrase", text
-    for match in list(_CORRECTION.finditer(reply))[-_MOST_MARKERS:]:
+    for match in _after(_CORRECTION, reply, folded.find("correct") * same)[-_MOST_MARKERS:]:
         text = _SENTENCE_END.split(reply[match.end() : match.end() + _AFTER_CHARS], maxsplit=1)[0]
         yield match.start(), match.end() + len(text), "phrase", text
 

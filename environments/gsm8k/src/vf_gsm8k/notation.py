@@ -6,6 +6,7 @@ numbers.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -78,6 +79,7 @@ The bound also keeps int() below its limit of 4300 digits, where it raises.
 """
 
 
+@functools.lru_cache(256)
 def plain(text: str) -> str | None:
     r"""Return the text in plain spelling, without surrounding quotes and brackets; None if it exceeds MAX_CHARS.
 

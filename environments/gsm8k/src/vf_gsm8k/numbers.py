@@ -175,12 +175,14 @@ def _leading_number(written: str) -> tuple[Fraction, str, bool] | None:
             return None
         value = int(match["whole"]) + part
     else:
-        value = Fraction(match["top"].replace(",", "").replace(" ", ""))
+        top = match["top"].replace(",", "").replace(" ", "")
+        value = Fraction(int(top) if top.isdigit() else top)  # a text is read by a pattern of its own
         if match["bottom"]:
             if not (bottom := int(match["bottom"].replace(",", ""))):
                 return None
             value /= bottom
-        value *= Fraction(10) ** int(match["e"] or match["ten"] or 0)
+        if power := match["e"] or match["ten"]:
+            value *= Fraction(10) ** int(power)
     rest = written[match.end() :]
     # In "1,23", "1.2.3", "3-5", "3:30", "1/2/3" and "2^3" the match ends inside a longer expression, so it is no
     # number.

@@ -10,6 +10,7 @@ Each function takes time linear in the length of the text.
 
 from __future__ import annotations
 
+import functools
 import re
 from fractions import Fraction
 
@@ -107,6 +108,7 @@ _IS_RIGHT = re.compile(r"(?:\bis|\bwas|'s) (?:indeed |actually |still )?(?:right
 _DENIED = re.compile(r"(?:\bnot|n't|\bnever|\binstead of|\brather than|\bthan)(?: (?:be|the|a|\$))* ?$", re.IGNORECASE)
 
 
+@functools.lru_cache(64)
 def takes_back(after: str, value: Fraction) -> bool:
     """Whether the text after an answer of `value` takes it back.
 

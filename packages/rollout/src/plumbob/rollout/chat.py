@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from plumbob.rollout.control_tokens import ControlTokens, Encoded, added_tokens, tokenised
+from plumbob.rollout.control_tokens import ControlTokens, Encoded, added_tokens, text_of, tokenised
 from plumbob.rollout.template_gaps import (
     QUESTION,
     SENTINEL,
@@ -287,7 +287,7 @@ class Chat:
         ids = list(completion_ids)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        text = text_of(self.tokenizer, ids)
         reasoning = None
         opened = _opens_thought(self.header) if opens_thought is None else opens_thought
         if self.splits_reasoning and (opened or "</think>" in text):

@@ -142,6 +142,16 @@ def tokenised(tokenizer: Tokenizer, text: str) -> Encoded:
     return found.ids, found.offsets
 
 
+def text_of(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    """The text of ids, special tokens included, without transformers' look at the type of each id where nothing else differs."""
+    kind, behind = type(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
+    ways = [getattr(getattr(kind, name, None), "__qualname__", "") for name in ("decode", "_decode")]
+    usual = ways == ["PreTrainedTokenizerBase.decode", "TokenizersBackend._decode"]
+    if behind is not None and usual and not getattr(tokenizer, "clean_up_tokenization_spaces", True):
+        return behind.decode(token_ids, skip_special_tokens=False)
+    return tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
 def added_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """The tokenizer's added tokens, which are found in any text before it is tokenised: id -> text."""
     return {i: str(token) for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}

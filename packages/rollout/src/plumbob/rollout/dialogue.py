@@ -25,6 +25,7 @@ from plumbob.rollout.unread_calls import explanation, note, unread_in
 if TYPE_CHECKING:
     import verifiers.v1 as vf
     from plumbob.rollout.verifiers_adapter import ToolBox
+    from plumbob.rollout.verifiers_scoring import Plan
 
 COUNTS = ("tool_calls", "tool_errors", "malformed_calls", "unread_calls", "cut_texts")
 """What a rollout counts, besides its turns: metrics of its trace, under "rollout/"."""
@@ -89,6 +90,7 @@ class TokenDialogue:
         self.trace, self.box, self.engine, self.chat = trace, box, engine, chat
         self.sampling, self.limits = sampling, limits
         self.longest_text = (limits.max_context + 1) * chat.longest_token
+        self.schemas = box.schemas
         self.ids: list[int] = []
         """All ids of the conversation so far, verbatim: the last prompt and its completion."""
         self.explanations = 0
@@ -98,7 +100,7 @@ class TokenDialogue:
         from plumbob.rollout import verifiers_messages
 
         self.messages = messages
-        self.rendered = self.chat.prompt([verifiers_messages.to_wire(m) for m in messages], self.box.schemas)
+        self.rendered = self.chat.prompt([verifiers_messages.to_wire(m) for m in messages], self.schemas)
         self._add_context(with_tools=True)
 
     def add_messages(self, messages: list[Any]) -> None:
@@ -116,15 +118,15 @@ class TokenDialogue:
             return SampledTurn(stop=StopReason.MAX_CONTEXT)
         ids = self.ids + rendered.token_ids  # a new list: the engine may keep the one it was given
         start = time.time()
-        sampling = _of_turn(self.sampling, turn, budget)
-        completion = await self.engine.generate(ids, replace(sampling, stop_token_ids=chat.stop_token_ids))
+        sampling = _of_turn(self.sampling, turn, budget, chat.stop_token_ids)
+        completion = await self.engine.generate(ids, sampling)
         if not completion.token_ids:
             raise EngineError("the engine sampled no token")
         if completion.finish_reason == "stop" and completion.token_ids[-1] not in chat.stop_token_ids:
             raise EngineError(
                 "the engine reported finish_reason 'stop', but the completion does not end with a stop token"
             )
-        reasoning, reply = chat.parse(completion.token_ids, self.box.schemas, opens_thought=rendered.opens_thought)
+        reasoning, reply = chat.parse(completion.token_ids, self.schemas, opens_thought=rendered.opens_thought)
         calls = _tool_calls(reply.calls, turn)
         message = verifiers_messages.assistant_message(reply.content, reasoning, list(calls))
         if turn:
@@ -134,7 +136,8 @@ class TokenDialogue:
         if completion.finish_reason == "length":
             cut_by_context = budget <= self.sampling.max_tokens
             return SampledTurn(stop=StopReason.MAX_CONTEXT if cut_by_context else StopReason.MAX_TURN_TOKENS)
-        return SampledTurn(reply.calls, calls, reply.unread, self._explanation(reply, turn))
+        told = self._explanation(reply, turn) if reply.unread else ""
+        return SampledTurn(reply.calls, calls, reply.unread, told)
 
     def _explanation(self, reply: ParsedReply, turn: int) -> str:
         """What to tell the model of its unread call, as long as the limits leave it a turn to correct itself."""
@@ -229,7 +232,7 @@ def make_dialogue(
 
 
 async def play_turns(
-    task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
+    plan: Plan, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
 ) -> str:
     """Sample turns of an open dialogue, and run their tool calls, until a turn has no call or a limit is reached.
 
@@ -240,9 +243,8 @@ async def play_turns(
     """
     from plumbob.rollout import verifiers_messages, verifiers_scoring
 
-    stop_hooks = task.hooks("stop")
     for turn in range(trace.num_turns, dialogue.limits.max_turns):
-        if fired := await verifiers_scoring.fired_stop(task, trace, stop_hooks, caller):
+        if fired := await verifiers_scoring.fired_stop(plan, trace, caller):
             return fired
         with of_the_engine(trace):
             sampled_turn = await dialogue.sample_turn(turn)
@@ -267,7 +269,7 @@ async def play_turns(
         ]
         with of_the_engine(trace):
             dialogue.add_messages(results)
-    return await verifiers_scoring.fired_stop(task, trace, stop_hooks, caller) or StopReason.MAX_TURNS
+    return await verifiers_scoring.fired_stop(plan, trace, caller) or StopReason.MAX_TURNS
 
 
 FAILED_IN = "failed_in"
@@ -327,10 +329,11 @@ async def observe(
     return text.encode("utf-8", "replace").decode()  # file names may hold surrogates, which no tokenizer accepts
 
 
-def _of_turn(sampling: Sampling, turn: int, budget: int) -> Sampling:
-    """The sampling settings of one turn: a seed of its own, and at most `budget` tokens."""
+def _of_turn(sampling: Sampling, turn: int, budget: int, stop_token_ids: tuple[int, ...] = ()) -> Sampling:
+    """The sampling settings of one turn: a seed of its own, at most `budget` tokens, and these ids to stop at."""
     return replace(
         sampling,
+        stop_token_ids=stop_token_ids or sampling.stop_token_ids,
         max_tokens=min(sampling.max_tokens, budget),
         seed=None if sampling.seed is None else derive_seed(sampling.seed, turn),
     )

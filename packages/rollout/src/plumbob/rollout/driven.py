@@ -156,6 +156,7 @@ class Conversation:
 
     def __init__(self, task: vf.Task, config: vf.AgentConfig, episode: _Episode) -> None:
         self.task, self.episode = task, episode
+        self.plan = verifiers_scoring.Plan(task)
         most = episode.limits.max_turns if config.max_turns is None else config.max_turns
         self.limits = replace(episode.limits, max_turns=min(most, episode.limits.max_turns))
         self.trace = verifiers_messages.new_trace(task)
@@ -218,7 +219,7 @@ class Conversation:
                     else:
                         with of_the_engine(self.trace):
                             self._dialogue.add_messages(messages or [])
-                    stop = await play_turns(self.task, self.trace, self.box, self._dialogue, self.counts, caller)
+                    stop = await play_turns(self.plan, self.trace, self.box, self._dialogue, self.counts, caller)
             if stop != StopReason.COMPLETED:
                 self.end(stop)
         except TimeoutError as error:
@@ -262,7 +263,7 @@ class Conversation:
             self._closed = True
             if not self._ended:
                 self.end(StopReason.ENV_ENDED)
-            await verifiers_scoring.finish(self.task, self.trace, self.limits.max_seconds, self.limits.max_tool_seconds)
+            await verifiers_scoring.finish(self.plan, self.trace, self.limits.max_seconds, self.limits.max_tool_seconds)
         return self.trace
 
     async def send(self, *args: Any, **kwargs: Any) -> Any:

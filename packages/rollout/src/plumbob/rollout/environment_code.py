@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from plumbob.rollout import blocking
 from plumbob.rollout.blocking import Blocked
@@ -66,18 +66,23 @@ class Caller:
         `where`: what is called, for messages. `at_most`: time limit in seconds of the whole call, waiting included.
         Raises any Exception that the code raises, Stuck, Escaped, and CancelledError if the caller is cancelled.
         """
-        _prepare(asyncio.get_running_loop())
+        _prepare(loop := asyncio.get_running_loop())
         token = _scope.set(scope := _Scope(where, self))
         try:
-            result = scope.step(fn)
+            # To call an async function runs nothing of it yet.
+            result = fn() if inspect.iscoroutinefunction(fn) else scope.step(fn)
             if not inspect.isawaitable(result):
                 return result
+            began = loop.time()
+            drive = _Drive(_coroutine(result), scope, child=False)
+            if drive.begin():  # most code ends without waiting for anything, and needs no timer
+                return drive.value
             if at_most is None:
-                return await _drive(_coroutine(result), scope)
+                return await drive.rest()
             try:
-                async with asyncio.timeout(at_most) as limit:
+                async with asyncio.timeout_at(began + at_most) as limit:
                     with extended(limit, self):
-                        return await _drive(_coroutine(result), scope)
+                        return await drive.rest()
             except TimeoutError:
                 if not limit.expired():
                     raise
@@ -165,7 +170,7 @@ def _is_real(error: KeyboardInterrupt) -> bool:
 
 
 class _Drive:
-    """Runs a coroutine step by step, as `await` does, with each step bounded."""
+    """Runs a coroutine step by step, as `await` does, with each step bounded: `begin`, and then `rest` unless it has ended."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], scope: _Scope, *, child: bool) -> None:
         self.coroutine, self.scope, self.child = coroutine, scope, child
@@ -177,34 +182,55 @@ class _Drive:
         """Number of times that the code has cancelled its own task."""
         self.gave_up = False
         self.timer: asyncio.TimerHandle | None = None
+        self.waited_for: Any = None
+        """What the coroutine waits for after its last step."""
+        self.value: Any = None
+        """What it has returned."""
 
     @property
     def cancelled(self) -> bool:
         """Whether someone else has cancelled the task."""
         return self.task.cancelling() - self.own > self.cancelling
 
-    def run(self) -> Generator[Any, Any, Any]:
-        resume: Callable[..., Any] = self.coroutine.send
-        given: Any = None
+    def begin(self) -> bool:
+        """Take the first step. Returns whether the coroutine has ended with it, with `value`."""
+        try:
+            return self._take(self.coroutine.send, None)
+        except BaseException:
+            self._close()
+            raise
+
+    @types.coroutine
+    def rest(self) -> Generator[Any, Any, Any]:
+        """Take the further steps of a coroutine that has begun and not ended."""
         try:
             while True:
+                resume: Callable[..., Any] = self.coroutine.throw
                 try:
-                    waited_for = self._step(resume, given)
-                except StopIteration as end:
-                    if self.cancelled and not self.child:  # the code has swallowed it
-                        raise asyncio.CancelledError from None
-                    return end.value
-                try:
-                    resume, given = self.coroutine.send, (yield waited_for)
+                    given: Any = yield self.waited_for
+                    resume = self.coroutine.send
                 except asyncio.CancelledError as error:
                     self._on_cancelled()
-                    resume, given = self.coroutine.throw, error
+                    given = error
                 except Exception as error:
-                    resume, given = self.coroutine.throw, error
+                    given = error
+                if self._take(resume, given):
+                    return self.value
         finally:
             if self.timer is not None:
                 self.timer.cancel()
             self._close()
+
+    def _take(self, resume: Callable[..., Any], given: Any) -> bool:
+        """Take a step. Returns whether the coroutine has ended with it."""
+        try:
+            self.waited_for = self._step(resume, given)
+        except StopIteration as end:
+            if self.cancelled and not self.child:  # the code has swallowed it
+                raise asyncio.CancelledError from None
+            self.value = end.value
+            return True
+        return False
 
     def _step(self, resume: Callable[..., Any], given: Any) -> Any:
         before = self.task.cancelling()
@@ -249,11 +275,6 @@ class _Drive:
             blocking.leave(stretch)
 
 
-@types.coroutine
-def _drive(coroutine: Coroutine[Any, Any, Any], scope: _Scope) -> Generator[Any, Any, Any]:
-    return (yield from _Drive(coroutine, scope, child=False).run())
-
-
 def _coroutine(awaitable: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
     async def wait() -> Any:
         return await awaitable
@@ -289,11 +310,14 @@ class _Child(Coroutine[Any, Any, Any]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], scope: _Scope) -> None:
         self.coroutine, self.scope = coroutine, scope
-        self.steps: Generator[Any, Any, Any] | None = None
+        self.steps: Any = None
 
     def send(self, value: Any) -> Any:
         if self.steps is None:
-            self.steps = _Drive(self.coroutine, self.scope, child=True).run()
+            drive = _Drive(self.coroutine, self.scope, child=True)
+            if drive.begin():
+                raise StopIteration(drive.value)
+            self.steps = cast(Any, drive.rest())
         return self.steps.send(value)
 
     def throw(self, *error: Any) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plumbob.rollout.chat import Chat
 from plumbob.rollout.dialogue import (
@@ -29,6 +29,7 @@ from plumbob.rollout.types import ChatEngine, Engine, Limits, Sampling, StopReas
 if TYPE_CHECKING:
     import verifiers.v1 as vf
     from plumbob.rollout.verifiers_adapter import ToolBox
+    from plumbob.rollout.verifiers_scoring import Plan
 
 
 async def run_rollout(
@@ -55,17 +56,41 @@ async def run_rollout(
     answers the task's prompt and calls tools.
     """
     # An asyncio task of its own, because the tools find the rollout's state in a context variable.
+    settings = (engine, chat, sampling or Sampling(), limits or Limits(), shared_toolsets)
+    return await asyncio.create_task(_played(_planned(task, driver), driver, slots, *settings))
+
+
+def _planned(task: vf.Task, driver: vf.Env | None) -> Plan:
+    """What all rollouts of a task share. Raises UnsupportedTaskset; an environment that drives checks by itself."""
+    from plumbob.rollout.verifiers_adapter import check_supported
+    from plumbob.rollout.verifiers_scoring import Plan
+
+    if driver is None:
+        check_supported(task)
+    return Plan(task)
+
+
+def render_opening(task: vf.Task, chat: Chat) -> None:
+    """Render and tokenise a task's first prompt before its rollouts, which then find it in `chat`, if it has no tools."""
+    import verifiers.v1 as vf
+    from plumbob.rollout import verifiers_messages
+
+    if type(task).toolsets.__func__ is vf.Task.toolsets.__func__ and task.data.prompt is not None:
+        chat.prompt([verifiers_messages.to_wire(m) for m in verifiers_messages.initial_messages(task)], [])
+
+
+async def _played(plan: Plan, driver: vf.Env | None, slots: asyncio.Semaphore | None, *settings: Any) -> vf.Trace:
+    """Play a rollout in the current asyncio task, once there is a slot for it. `settings`: what `_run` takes besides."""
     async with slots or nullcontext():
-        settings = (sampling or Sampling(), limits or Limits(), shared_toolsets)
         if driver is None:
-            return await asyncio.create_task(_run(task, engine, chat, *settings))
+            return await _run(plan, *settings)
         from plumbob.rollout.driven import run_driven
 
-        return await asyncio.create_task(run_driven(driver, task, engine, chat, *settings))
+        return await run_driven(driver, plan.task, *settings)
 
 
 async def _run(
-    task: vf.Task,
+    plan: Plan,
     engine: Engine | ChatEngine,
     chat: Chat | None,
     sampling: Sampling,
@@ -76,8 +101,8 @@ async def _run(
     from plumbob.rollout import verifiers_messages, verifiers_scoring
     from plumbob.rollout.types import UnsupportedTaskset
 
-    adapter.check_supported(task)
-    trace = verifiers_messages.new_trace(task)
+    task = plan.task
+    trace = verifiers_messages.new_trace(task, plan.identity)
     trace.timing.agent.start = time.time()
     counts = dict.fromkeys(COUNTS, 0)
     setting_up = True
@@ -88,7 +113,7 @@ async def _run(
                 box = await adapter.open_tools(task, trace, shared, replace(caller, seconds=limits.max_seconds))
                 setting_up = False
                 dialogue = make_dialogue(trace, box, engine, chat, sampling, limits)
-                stop = await _converse(task, trace, box, dialogue, counts, caller)
+                stop = await _converse(plan, trace, box, dialogue, counts, caller)
         verifiers_scoring.stop(trace, stop)
     except UnsupportedTaskset:
         raise
@@ -103,21 +128,21 @@ async def _run(
             trace.record_error(Stuck("the task's setup", limits.max_seconds))
         else:
             trace.record_error(error)
-    await verifiers_scoring.finish(task, trace, limits.max_seconds, limits.max_tool_seconds)
+    await verifiers_scoring.finish(plan, trace, limits.max_seconds, limits.max_tool_seconds)
     record_counts(trace, counts)
     return trace
 
 
 async def _converse(
-    task: vf.Task, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
+    plan: Plan, trace: vf.Trace, box: ToolBox, dialogue: Dialogue, counts: dict[str, int], caller: Caller
 ) -> str:
     """Put the task's prompt to the model and play until the rollout ends; returns the stop reason."""
     from plumbob.rollout import verifiers_messages
 
-    opening = verifiers_messages.initial_messages(task)
+    opening = verifiers_messages.initial_messages(plan.task)
     with of_the_engine(trace):
         dialogue.open(opening)
-    return await play_turns(task, trace, box, dialogue, counts, caller)
+    return await play_turns(plan, trace, box, dialogue, counts, caller)
 
 
 async def run_group(
@@ -133,19 +158,12 @@ async def run_group(
     slots: asyncio.Semaphore | None = None,
 ) -> list[vf.Trace]:
     """Run `size` rollouts of one task concurrently; the seed of rollout i is derived from (sampling.seed, i)."""
+    plan = _planned(task, driver)
     seeds = [None if sampling.seed is None else derive_seed(sampling.seed, i) for i in range(size)]
+    # `gather` makes an asyncio task of each rollout, which it must have: see `run_rollout`.
     return await asyncio.gather(
         *(
-            run_rollout(
-                task,
-                engine,
-                chat,
-                replace(sampling, seed=seed),
-                limits,
-                shared_toolsets=shared_toolsets,
-                driver=driver,
-                slots=slots,
-            )
+            _played(plan, driver, slots, engine, chat, replace(sampling, seed=seed), limits, shared_toolsets)
             for seed in seeds
         )
     )

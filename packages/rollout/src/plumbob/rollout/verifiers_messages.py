@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Mapping
@@ -21,12 +22,18 @@ FinishReason = Literal["stop", "length"]
 _AGENT = AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig()))
 
 
-def new_trace(task: vf.Task) -> Trace:
-    """An empty trace for a rollout of `task`."""
+_BUILD = Trace.model_fields["verifiers"].get_default(call_default_factory=True)
+_state_of = functools.lru_cache(1024)(state_cls)
+
+
+def new_trace(task: vf.Task, identity: tuple[str, str] | None = None) -> Trace:
+    """An empty trace for a rollout of `task`. `identity`: its key and hash, if they are known already."""
+    key, content = identity or (task.key, task.hash)
     return Trace(
-        task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        verifiers=_BUILD,
+        task=TraceTask(type=type(task).__name__, data=task.data, key=key, hash=content),
         agent=_AGENT,
-        state=state_cls(type(task))(),
+        state=_state_of(type(task))(),
     )
 
 
@@ -166,11 +173,11 @@ def _add_call(
     trace: Trace, message: AssistantMessage, finish: FinishReason, num_prompt: int, num_sampled: int, start: float
 ) -> None:
     trace.calls.append(
-        ModelCall.model_construct(
+        ModelCall(
             node=len(trace.nodes) - 1,
             finish_reason="tool_calls" if message.tool_calls and finish == "stop" else finish,
-            usage=Usage.model_construct(prompt_tokens=num_prompt, completion_tokens=num_sampled),
-            time=TimeSpan.model_construct(start=start, end=time.time()),
+            usage=Usage(prompt_tokens=num_prompt, completion_tokens=num_sampled),
+            time=TimeSpan(start=start, end=time.time()),
         )
     )
 

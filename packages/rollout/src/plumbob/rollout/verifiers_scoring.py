@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import inspect
 import math
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, get_origin, get_type_hints
 
 import verifiers.v1 as vf
@@ -18,14 +18,66 @@ from plumbob.rollout.types import Limits, StopReason
 from plumbob.rollout.verifiers_adapter import overrides
 from verifiers.v1.errors import TaskError, boundary
 from verifiers.v1.trace import Trace
-from verifiers.v1.utils.decorators import invoke
+from verifiers.v1.utils.decorators import invoke, seed, unseed
 
 
-async def fired_stop(task: vf.Task, trace: Trace, hooks: Sequence[Callable[..., Any]], caller: Caller) -> str | None:
+class Plan:
+    """What of a task is the same in all of its rollouts, so that a group's rollouts look for it once."""
+
+    def __init__(self, task: vf.Task) -> None:
+        self.task = task
+
+    @functools.cached_property
+    def identity(self) -> tuple[str, str]:
+        """The task's key and hash."""
+        return self.task.key, self.task.hash
+
+    @functools.cached_property
+    def stops(self) -> list[tuple[Callable[..., Any], tuple[str, ...]]]:
+        """Its stop hooks, each with the names of the parameters that take the trace."""
+        return [(hook, _trace_parameters(getattr(hook, "__func__", hook))) for hook in self.task.hooks("stop")]
+
+    @functools.cached_property
+    def finalizes(self) -> bool:
+        """Whether it has its own `finalize`."""
+        return overrides(self.task, "finalize")
+
+    @functools.cached_property
+    def signals(self) -> list[list[_Signal]]:
+        """Its metrics and its rewards. One that needs a runtime is left out, as verifiers does."""
+        kinds = ([_Signal.of(hook, hook.__name__) for hook in self.task.hooks(kind)] for kind in ("metric", "reward"))
+        return [[signal for signal in signals if signal is not None] for signals in kinds]
+
+    def judges(self) -> list[_Signal]:
+        """Judges of its settings, made anew for each rollout."""
+        found = [(judge, _Signal.of(judge.score, judge.reward_name)) for judge in self.task.plugged_judges()]
+        return [replace(signal, weight=judge.config.weight) for judge, signal in found if signal is not None]
+
+
+@dataclass(frozen=True)
+class _Signal:
+    """A metric, reward or judge."""
+
+    call: Callable[..., Any]
+    name: str
+    takes: tuple[str, ...]
+    """What it is given: "task", its data, and "trace"."""
+    weight: float
+
+    @classmethod
+    def of(cls, call: Callable[..., Any], name: str) -> _Signal | None:
+        """None if it cannot do without a runtime."""
+        parameters = _parameters(getattr(call, "__func__", call), hasattr(call, "__func__"))
+        if "runtime" in parameters and parameters["runtime"].default is inspect.Parameter.empty:
+            return None
+        takes = tuple(name for name in parameters if name in ("task", "trace"))
+        return cls(call, name, takes, getattr(call, "_vf_weight", 1.0))
+
+
+async def fired_stop(plan: Plan, trace: Trace, caller: Caller) -> str | None:
     """The name of the first of the task's stop hooks that fires now; None if none does."""
-    for hook in hooks:
+    for hook, names in plan.stops:
         async with boundary(TaskError, f"stop {hook.__name__}"):
-            names = _trace_parameters(getattr(hook, "__func__", hook))
             call = functools.partial(hook, **dict.fromkeys(names, trace))
             if await caller.call(f"`{hook.__name__}`", call, at_most=caller.seconds):
                 return hook.__name__
@@ -40,7 +92,7 @@ def _trace_parameters(hook: Callable[..., Any]) -> tuple[str, ...]:
 
 
 async def finish(
-    task: vf.Task, trace: Trace, max_seconds: float, max_tool_seconds: float = Limits().max_tool_seconds
+    plan: Plan, trace: Trace, max_seconds: float, max_tool_seconds: float = Limits().max_tool_seconds
 ) -> None:
     """Finalize the task and score the trace, as verifiers does, unless the rollout failed.
 
@@ -54,7 +106,7 @@ async def finish(
             async with asyncio.timeout(max_seconds) as deadline:
                 caller = Caller(max_tool_seconds, deadline)
                 with extended(deadline, caller):
-                    await _score(task, trace, caller, running)
+                    await _score(plan, trace, caller, running)
         except TimeoutError as error:
             where = " and ".join(dict.fromkeys(running))
             trace.record_error(Stuck(where, max_seconds) if deadline.expired() and where else error)
@@ -65,50 +117,58 @@ async def finish(
     trace.timing.scoring.end = time.time()
 
 
-async def _score(task: vf.Task, trace: Trace, caller: Caller, running: list[str]) -> None:
+async def _score(plan: Plan, trace: Trace, caller: Caller, running: list[str]) -> None:
     """Finalize and score. `running`: gets the names of what runs, and keeps those that do not end."""
-    if overrides(task, "finalize"):
+    task = plan.task
+    if plan.finalizes:
         running.append("the task's finalize")
         async with boundary(TaskError, "task finalize"):
             await caller.call(running[0], lambda: invoke(task.finalize, {"trace": trace, "runtime": None}))
         running.clear()
-    # verifiers takes hooks and judges from the instance, so a copy can name and bound each of them.
-    clone = copy.copy(task)
-    clone.hooks = lambda attr: [_bounded(hook, hook.__name__, caller, running) for hook in task.hooks(attr)]
-    judges = task.plugged_judges()
-    for judge in judges:
-        judge.score = _bounded(judge.score, judge.reward_name, caller, running)
-    clone.plugged_judges = lambda: judges
-    await caller.call("scoring", lambda: clone.score(trace))
+    if overrides(task, "score"):
+        await caller.call("scoring", lambda: task.score(trace))
+    elif not task.scoring_deferred:
+        async with boundary(TaskError, f"task {type(task).__name__} scoring"):
+            await _take_signals(plan, trace, caller, running)
     wrong = [f"reward `{name}` is {r.score}" for name, r in trace.rewards.items() if r and not math.isfinite(r.value)]
     if wrong or not math.isfinite(trace.reward):
         raise NotFinite(" and ".join(wrong) or f"the sum of the rewards is {trace.reward}")
 
 
-def _bounded(hook: Callable[..., Any], name: str, caller: Caller, running: list[str]) -> Callable[..., Any]:
-    """A metric or reward that runs as environment code, with its name among those that are `running` meanwhile."""
+async def _take_signals(plan: Plan, trace: Trace, caller: Caller, running: list[str]) -> None:
+    """What verifiers' `Task.score` does without a runtime, but a single metric or reward is no asyncio task of its own.
 
-    @functools.wraps(hook)
-    async def bounded(*args: Any, **kwargs: Any) -> Any:
-        running.append(f"`{name}`")
-        result = await caller.call(f"`{name}`", functools.partial(hook, *args, **kwargs))
-        running.remove(f"`{name}`")
+    Each is called as environment code, by its name.
+    """
+    given = {"task": plan.task.data, "trace": trace}
+    (metrics, rewards), judges = plan.signals, plan.judges()
+    seed(trace.metrics, (signal.name for signal in metrics))
+    seed(trace.rewards, (signal.name for signal in (*rewards, *judges)))
+
+    async def taken(signal: _Signal) -> Any:
+        running.append(where := f"`{signal.name}`")
+        result = await caller.call(
+            where, functools.partial(signal.call, **{name: given[name] for name in signal.takes})
+        )
+        running.remove(where)
         return result
 
-    setattr(bounded, "__signature__", _signature(hook))  # noqa: B010 - verifiers looks at it twice
-    return bounded
-
-
-def _signature(hook: Callable[..., Any]) -> inspect.Signature:
-    """`inspect.signature`, which takes as long as a fast reward, once for all tasks of a class."""
-    function = getattr(hook, "__func__", None)
-    return inspect.signature(hook) if function is None else _signature_of_method(function)
+    for signals in filter(None, (metrics, rewards, judges)):
+        results = [await taken(*signals)] if len(signals) == 1 else await asyncio.gather(*map(taken, signals))
+        for signal, result in zip(signals, results, strict=True):
+            if isinstance(result, Mapping):
+                unseed(trace.metrics if signals is metrics else trace.rewards, signal.name)
+            for name, value in result.items() if isinstance(result, Mapping) else [(signal.name, result)]:
+                if signals is metrics:
+                    trace.record_metric(name, value)
+                else:
+                    trace.record_reward(name, value, signal.weight)
 
 
 @functools.lru_cache(1024)
-def _signature_of_method(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function as a method, without its first argument."""
-    return inspect.signature(types.MethodType(function, object()))
+def _parameters(function: Callable[..., Any], bound: bool) -> Mapping[str, inspect.Parameter]:
+    """Of a function, or as a method, without its first; once for all tasks of a class, as it takes as long as a reward."""
+    return inspect.signature(types.MethodType(function, object()) if bound else function).parameters
 
 
 def cause(error: Exception) -> Exception:

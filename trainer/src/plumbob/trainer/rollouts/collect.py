@@ -22,6 +22,7 @@ from plumbob.rollout import (
     blocking,
     derive_seed,
     engine_failed,
+    render_opening,
     run_group,
     to_sample,
 )
@@ -41,7 +42,7 @@ from plumbob.trainer.run_files.token_record import as_line
 AT_FIRST = 256
 """Number of rollouts that begin at once. As many more begin while the engine computes those before them: to begin one, its
 prompt is rendered and tokenised, and the engine would wait for all of a step's rollouts."""
-ROUNDS_TO_SAMPLING = 3
+ROUNDS_TO_SAMPLING = 2
 """Number of rounds of the event loop from a group's beginning to the engine's first turn for it."""
 CLOSING_SECONDS = 30.0
 """How long the end of a run waits for rollouts that are under way in the background to be cancelled."""
@@ -278,7 +279,20 @@ async def _add_round(
         usable = [] if any(map(engine_failed, traces)) else [t for t, w in zip(traces, why, strict=True) if w is None]
         return traces, why, [to_sample(trace, group_name(step, first_group + i)) for trace in usable]
 
-    groups = await asyncio.gather(*map(group, mine))
+    async def ahead() -> None:
+        """Render the next step's prompts while the engine computes, so that the next step's rollouts begin sooner."""
+        if step + 1 >= config.max_steps:
+            return
+        for _ in range(ROUNDS_TO_SAMPLING * (len(mine) // wave + 1)):
+            await asyncio.sleep(0)
+        with suppress(Exception):  # the next step's rollouts meet what is wrong again, and there it is counted
+            following = next_groups(sampler.environments, batch.cursor, sampler.groups_per_step)
+            for own in following[world.rank :: world.size]:
+                if not sampler.environments[own.env].toolsets and sampler.environments[own.env].driver is None:
+                    render_opening(own.task, sampler.chat)
+                    await asyncio.sleep(0)
+
+    groups, _ = await asyncio.gather(asyncio.gather(*map(group, mine)), ahead())
     traces = [(first_group + i, trace) for i, (own, _, _) in zip(mine, groups, strict=True) for trace in own]
     share = _Share(
         samples=[sample for _, _, samples in groups for sample in samples],
@@ -313,6 +327,6 @@ def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:
         return _Unusable(kinds.get(trace.errors[-1].type, "errored"), failure(trace))
     if not trace.num_turns:
         return _Unusable("no_turn", why_no_turn(trace.stop_condition or "", limits))
-    if not all(map(math.isfinite, trace.branches[0].logprobs)):
+    if not math.isfinite(sum(sum(node.logprobs) for node in trace.nodes)):  # a sum is finite if all of it is
         return _Unusable("not_finite", NOT_FINITE_LOGPROB)
     return None

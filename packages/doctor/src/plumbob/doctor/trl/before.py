@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from plumbob.doctor.environment.grading import CHEAP_EARNS
+from plumbob.doctor.environment.grading import HALF
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Call, Given, Message, Played, RunSettings, Task, Turn, place_of
@@ -152,7 +152,7 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
         matrix.held_out = _matrix(player, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
     # Where the prompt sent back is paid, what is wrong may be the prompt.
     echoed = [*matrix.shares(ECHO).values()]
-    found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > CHEAP_EARNS else known)
+    found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > HALF else known)
     found.findings += _template(trainer, tasks[0])
 
 

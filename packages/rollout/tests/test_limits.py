@@ -18,9 +18,9 @@ from plumbob.rollout import (
     blocking,
     environment_code,
     run_rollout,
-    tool_threads,
 )
 from plumbob.rollout import verifiers_adapter as adapter
+from plumbob.rollout.threads import tools as tool_threads
 from plumbob.testing import hanging
 
 CALLS = [ChatReply("", (ParsedCall("act", {}),)), ChatReply("", (ParsedCall("act_later", {}),)), ChatReply("done")]

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from plumbob.rollout import blocking
 from plumbob.rollout.blocking import Blocked
-from plumbob.rollout.daemon_threads import DaemonCall, DaemonExecutor
+from plumbob.rollout.threads.daemon import DaemonCall, DaemonExecutor
 
 GRACE_SECONDS = 5.0
 """How long code that was cancelled may go on, for example to close a connection, before it is given up."""

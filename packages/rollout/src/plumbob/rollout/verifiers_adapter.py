@@ -18,7 +18,7 @@ from typing import Any
 import verifiers.v1 as vf
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata, _convert_to_content, func_metadata
 from plumbob.rollout.environment_code import Caller
-from plumbob.rollout.tool_threads import ToolCalls
+from plumbob.rollout.threads.tools import ToolCalls
 from plumbob.rollout.types import Limits, UnsupportedTaskset
 from plumbob.rollout.verifiers_messages import initial_messages, wire_content
 from pydantic import ValidationError

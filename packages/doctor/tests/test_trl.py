@@ -909,6 +909,34 @@ def frozen_adapter() -> dict[str, Any]:
     return {"given": {"model": model.requires_grad_(False)}, "gradient_checkpointing": True}
 
 
+def own_engine(*, stale: bool) -> dict[str, Any]:
+    """A rollout_func with a model of its own, which is never updated, or one that writes into completions."""
+    from transformers import AutoModelForCausalLM
+
+    copy_ = AutoModelForCausalLM.from_pretrained(MODEL).eval()
+
+    def play(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        model = copy_ if stale else trainer.accelerator.unwrap_model(trainer.model)
+        ids = trainer._tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)["input_ids"]
+        given = [
+            model.generate(torch.tensor([i]), generation_config=trainer.generation_config)[0, len(i) :].tolist()
+            for i in ids
+        ]
+        with torch.no_grad():
+            logits = [
+                model(torch.tensor([i + own])).logits[0, len(i) - 1 : -1] for i, own in zip(ids, given, strict=True)
+            ]
+        scores = [
+            (of / trainer.temperature).log_softmax(-1)[range(len(own)), own].tolist()
+            for of, own in zip(logits, given, strict=True)
+        ]
+        written = [] if stale else trainer._tokenizer("Zebra!")["input_ids"]
+        given, scores = [written + own for own in given], [[0.0] * len(written) + own for own in scores]
+        return {"prompt_ids": ids, "completion_ids": given, "logprobs": scores}
+
+    return {"given": {"rollout_func": play}, "learning_rate": 1e-3}
+
+
 @dataclass(frozen=True)
 class Fault:
     name: str
@@ -923,6 +951,11 @@ class Fault:
 ACCUMULATED = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8}
 LOSS = ("loss-differs-from-settings", "normaliser-depends-on-microbatches")
 FAULTS = (
+    Fault("an engine that is never updated", ("weights-not-synced",), "radixark/miles#2075", lambda: own_engine(stale=True)),
+    Fault("what rollout_func writes is trained", ("loss-mask-wrong",), "unslothai/unsloth#5673", lambda: own_engine(stale=False)),
+    Fault("the best model by loss", ("saved-model-differs",), "huggingface/trl#3384", lambda: {
+        "load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "save_steps": 2, "eval_steps": 2,
+        "given": {"eval_dataset": rows().select(range(4))}, "data": rows().select(range(4, 32))}),
     Fault("completions cut off", ("truncated-rollouts",), "huggingface/trl#5697, #6219",
           lambda: {"max_completion_length": 6, "temperature": 1.0}),
     Fault("loss divided twice", LOSS, "modelscope/ms-swift#10117", lambda: {"kind": DividedTwice, **ACCUMULATED}),

@@ -111,6 +111,11 @@ class Doctor(TrainerCallback):
         self._sample: course.WeightSample | None = None
         self._weights = np.zeros((0, 0))
         """What `_sample` gave last: of the weights with which the step begins."""
+        self._reference: course.WeightSample | None = None
+        self._referred = self._weights
+        """What `_reference` gave first."""
+        self._gap: float | None = None
+        """In nats a token, of what a rollout_func returned first and the trainer computed."""
         self._change: dict[str, float] = {}
         self._row: dict[str, float] | None = None
 
@@ -157,8 +162,11 @@ class Doctor(TrainerCallback):
         self._print(self._take_row())
         self.watch.microbatches, self._tensors, self._change = [], None, {}
         if self._sample is None and not self._refused:
-            self._sample = course.WeightSample(self.trainer)
+            self._sample = course.WeightSample(trained(self.trainer))
             self._weights = self._sample.take()
+            if self.trainer.ref_model is not None:
+                self._reference = course.WeightSample(dict(self.trainer.ref_model.named_parameters()))
+                self._referred = self._reference.take()
         exact = state.is_world_process_zero and self._kept and state.global_step - self.began in self._exact
         self._snapshot = Snapshot(self.trainer) if exact else None
 
@@ -233,6 +241,8 @@ class Doctor(TrainerCallback):
         plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
         with torch.enable_grad():
             new = self.reading.add(record, plain, settings.tokenizer_of(self.trainer), self._snapshot, previous)
+        found, self._gap = course.given(self.trainer, record, self._gap)
+        new += self.reading.add_findings(found)
         self._keep()
         return new
 
@@ -252,9 +262,11 @@ class Doctor(TrainerCallback):
         played = played_of(self.trainer, made)
         self._row = {**course.row_of(self.trainer, made, played, began, self._weights, step), **self._change}
         found = []
+        if self._reference is not None:
+            found.append(course.reference(self.trainer, self._referred, self._reference.take()))
         if made.step == step:
             alone = [one for one, _ in played]
-            found = [course.equal_ones(self.trainer, made, alone, step), self._answers.add(alone, step)]
+            found += [course.equal_ones(self.trainer, made, alone, step), self._answers.add(alone, step)]
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)

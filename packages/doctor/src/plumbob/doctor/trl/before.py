@@ -24,7 +24,7 @@ from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Call, Given, Message, Played, RunSettings, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
-from plumbob.doctor.environment.texts import chosen, normalised, places, strings
+from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
 from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, OTHERS, PERFECT, WRONG, Known
 from plumbob.doctor.findings import Finding, Stage
 from plumbob.doctor.stages import DROPOUT
@@ -150,8 +150,11 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     found.findings += _column_ends(train, found.columns)
     if held_out:
         matrix.held_out = _matrix(player, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
-    # Where the prompt sent back is paid, what is wrong may be the prompt.
+    # Where the prompt sent back is paid, what is wrong may be the prompt. Where it earns more than the texts that are taken for
+    # right, something else is asked for.
     echoed = [*matrix.shares(ECHO).values()]
+    if echoed and fmean(echoed) > 1 + TOLERANCE:
+        matrix.cells.pop(ECHO)
     found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > HALF else known)
     found.findings += _template(trainer, tasks[0])
 
@@ -324,6 +327,10 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         return []
     if (ordered := order(first, turned, lambda: earned(asked))).verdict == "fail":
         return [ordered]
+    if np.isinf(first).any():
+        text = np.array(asked, object)[np.isinf(first).any(2)][0]
+        told = f"the reply {short(text)} earns one that is not"
+        return [_finding("rewards are finite numbers", "not-finite", True, told)]
     every, sums = np.nansum(first[: len(nothing)], 2), earned.sums(first)
     found.anything = float(every[0, 0]) if np.ptp(every) <= TOLERANCE else math.nan
     for kind, texts, parts in zip((EMPTY, "other words", ECHO), nothing, first, strict=False):
@@ -495,12 +502,15 @@ def _settings(trainer: Any) -> list[Finding]:
     much = any(name == "the model" or of > DROPOUT for name, of in dropped.items())
     random = ", ".join(f"{name} drops {of:g} of its activations" for name, of in dropped.items()) or "nothing is"
     drawn = "nothing but the settings of training decides how tokens are drawn"
+    by_loss = args.load_best_model_at_end and args.metric_for_best_model in (None, "loss", "eval_loss")
+    best = f"metric_for_best_model={args.metric_for_best_model}: the loss of GRPO is near 0 whatever is learned"
     deciding, few = "enough of the deciding tokens are trained", args.top_entropy_quantile < FEW_TOKENS
     return [
         _finding("little is dropped at random", "dropout-in-training", much, random, "logprobs"),
         _finding(drawn, "sampling-altered", given, told, "sampling"),
         _finding("weight decay keeps the weights", "learning-rate-too-high", decay > DECAY, taken, "optimizer"),
         _finding(deciding, "signal-left-out", few, share, "sampling"),
+        _finding("the model that is kept is chosen by a reward", "saved-model-differs", by_loss, best, "saved"),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import chosen
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import AT_RANDOM, numbers
+from plumbob.doctor.record import StepRecord
 from plumbob.doctor.reference.model import plain_name
+from plumbob.doctor.run_numbers import gap_limit
 from plumbob.doctor.saved import alike
 from plumbob.doctor.saved import numbers as numbers_of
 from plumbob.doctor.trl.before import tolerance
@@ -58,10 +60,10 @@ def plan_of(trainer: Any) -> trends.Plan:
 
 
 class WeightSample:
-    """A few entries of each trained tensor, the same ones each time, read with one transfer."""
+    """A few entries of each tensor, the same ones each time, read with one transfer."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._tensors = trained(trainer)
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
         self._at = {
             name: torch.from_numpy(np.random.default_rng(zlib.crc32(name.encode())).integers(0, p.numel(), AT_RANDOM))
             for name, p in self._tensors.items()
@@ -128,6 +130,47 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
             Finding.of(check, ("row-not-what-was-sampled", told) if lost else (None, f"{len(cut)} completions"), "rows")
         )
     return found
+
+
+GIVEN = "log-probabilities that rollout_func returns are the trainer's"
+OWN = "rollout_func leaves what the model has not sampled out of the loss"
+NOT_SAMPLED = -1.0
+"""Nats, below which the trainer puts no token that was sampled with the probability of 1 that rollout_func gives it."""
+
+
+def given(trainer: Any, record: StepRecord, first: float | None) -> tuple[list[Finding], float | None]:
+    """Whether log-probabilities that a rollout_func returns are of the tokens that are trained, and of present weights.
+
+    `first`: their mean difference to the trainer's in the first record, in nats a token; None in the first. Returns the
+    findings, and that of this record.
+    """
+    rows = [row for row in record.rows if row.sampling_logprobs is not None and row.logprobs is not None]
+    if trainer.rollout_func is None or not rows:
+        return [], first
+    returned, own = (np.concatenate([np.asarray(getattr(row, n), float) for row in rows]) for n in GIVEN_AND_OWN)
+    sure = returned == 0
+    foreign = int((sure & (own < NOT_SAMPLED)).sum())
+    told = f"{foreign} trained tokens have the log-probability 0 in what it returns, and less than {NOT_SAMPLED:g} by the trainer"
+    wrong = foreign >= LEAST and not sure.all()
+    found = [Finding.of(OWN, ("loss-mask-wrong" if wrong else None, told), "rows")]
+    if wrong or sure.all():
+        return found, first
+    gap = float(np.abs(returned - own)[~sure].mean())
+    plan = plan_of(trainer)
+    limit = max(gap_limit(plan), 100 * (gap if first is None else first))
+    told = f"they differ by {gap:.2g} nats a token (in the first record by {gap if first is None else first:.2g})"
+    return [*found, Finding.of(GIVEN, ("weights-not-synced" if gap > limit else None, told), "sync")], first or gap
+
+
+GIVEN_AND_OWN = ("sampling_logprobs", "logprobs")
+
+
+def reference(trainer: Any, before: np.ndarray, now: np.ndarray) -> Finding:
+    """Whether the reference model has the weights that it had at first, of which `WeightSample` gave `before`."""
+    moved = float((before != now).mean())
+    told = f"{moved:.0%} of its sampled weights are others than before the first step, with sync_ref_model=False"
+    wrong = moved > 0 and not trainer.args.sync_ref_model
+    return Finding.of("the reference model stays as it was", ("kl-term-wrong" if wrong else None, told), "loss")
 
 
 SAVED = "what save_model writes is the trained model"

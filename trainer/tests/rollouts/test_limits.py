@@ -298,9 +298,9 @@ def test_the_model_of_a_run_is_freed_before_that_of_the_next_run_is_loaded(tmp_p
     engines, alive = [], []
     original = training.set_up
 
-    def set_up(*args):
+    def set_up(*args, **named):
         alive.append(sum(engine() is not None for engine in engines))
-        run_ = original(*args)
+        run_ = original(*args, **named)
         engines.append(weakref.ref(run_.engine))
         return run_
 

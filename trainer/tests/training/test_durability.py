@@ -242,8 +242,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_too_many_end_the_run(tmp_p
     before_each_step(monkeypatch, lambda number: now.__setitem__(0, number))
     original = loop.set_up
 
-    def set_up(*args):
-        run_ = original(*args)
+    def set_up(*args, **named):
+        run_ = original(*args, **named)
         parameter = run_.policy.trainable[name]
         parameter.register_hook(lambda gradient: gradient * float("nan") if now[0] in bad else gradient)
         return run_

@@ -283,7 +283,7 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
         function.line()
     config.rollouts_per_step(_processes())
     check_model_exists(config.model)
-    if config.vllm_url:
+    if config.engine == "vllm":
         from plumbob.trainer.inference.vllm.control import check_served
 
         check_served(config.vllm_url, config.model)

@@ -16,7 +16,7 @@ import pytest
 import verifiers.v1 as vf
 import vf_lookup.taskset
 import vf_lookup.tools
-from plumbob.console import INTERRUPTED
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.doctor.causes import CAUSES
 from plumbob.rollout import Sample
 from plumbob.testing import hanging
@@ -117,10 +117,12 @@ def test_a_step_without_a_finite_reward_ends_the_run_with_a_true_sentence(tmp_pa
 
 @pytest.mark.slow
 def test_prompts_that_fill_the_context_are_called_that(tmp_path, capsys):
-    code, rows = train(tmp_path, max_context=32)
+    with pytest.raises(UserError, match="--max-context 32 leaves no room for a reply"):
+        train(tmp_path, max_context=32)
+    code, rows = train(tmp_path / "tools", max_context=100)  # room for the prompt without its tools
     out, err = capsys.readouterr()
     assert code == 1 and rows == []
-    assert "the prompt alone leaves no room for a reply within --max-context 32" in err
+    assert "the prompt alone leaves no room for a reply within --max-context 100" in err
     assert "same reward" not in out + err and "stale" not in out + err
 
 

@@ -164,7 +164,7 @@ class Doctor(TrainerCallback):
         if self._sample is None and not self._refused:
             self._sample = course.WeightSample(trained(self.trainer))
             self._weights = self._sample.take()
-            if self.trainer.ref_model is not None:
+            if self.trainer.ref_model is not None and not args.sync_ref_model:
                 self._reference = course.WeightSample(dict(self.trainer.ref_model.named_parameters()))
                 self._referred = self._reference.take()
         exact = state.is_world_process_zero and self._kept and state.global_step - self.began in self._exact
@@ -241,8 +241,9 @@ class Doctor(TrainerCallback):
         plain = None if self._snapshot is None else self._snapshot.plain(record.settings)
         with torch.enable_grad():
             new = self.reading.add(record, plain, settings.tokenizer_of(self.trainer), self._snapshot, previous)
-        found, self._gap = course.given(self.trainer, record, self._gap)
-        new += self.reading.add_findings(found)
+        if self.trainer.rollout_func is not None:
+            found, self._gap = course.given(self.reading.trends.plan, record, self._gap)
+            new += self.reading.add_findings(found)
         self._keep()
         return new
 
@@ -263,7 +264,7 @@ class Doctor(TrainerCallback):
         self._row = {**course.row_of(self.trainer, made, played, began, self._weights, step), **self._change}
         found = []
         if self._reference is not None:
-            found.append(course.reference(self.trainer, self._referred, self._reference.take()))
+            found.append(course.reference(self._referred, self._reference.take()))
         if made.step == step:
             alone = [one for one, _ in played]
             found += [course.equal_ones(self.trainer, made, alone, step), self._answers.add(alone, step)]

@@ -138,16 +138,17 @@ NOT_SAMPLED = -1.0
 """Nats, below which the trainer puts no token that was sampled with the probability of 1 that rollout_func gives it."""
 
 
-def given(trainer: Any, record: StepRecord, first: float | None) -> tuple[list[Finding], float | None]:
+def given(plan: trends.Plan, record: StepRecord, first: float | None) -> tuple[list[Finding], float | None]:
     """Whether log-probabilities that a rollout_func returns are of the tokens that are trained, and of present weights.
 
-    `first`: their mean difference to the trainer's in the first record, in nats a token; None in the first. Returns the
-    findings, and that of this record.
+    `first`: their mean difference to the trainer's in the first record, in nats a token; None if it is not known yet. Returns
+    the findings, and `first` for the next record.
     """
-    rows = [row for row in record.rows if row.sampling_logprobs is not None and row.logprobs is not None]
-    if trainer.rollout_func is None or not rows:
+    pairs = [(row.sampling_logprobs, row.logprobs) for row in record.rows]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not known:
         return [], first
-    returned, own = (np.concatenate([np.asarray(getattr(row, n), float) for row in rows]) for n in GIVEN_AND_OWN)
+    returned, own = (np.concatenate(of).astype(float) for of in zip(*known, strict=True))
     sure = returned == 0
     foreign = int((sure & (own < NOT_SAMPLED)).sum())
     told = f"{foreign} trained tokens have the log-probability 0 in what it returns, and less than {NOT_SAMPLED:g} by the trainer"
@@ -156,21 +157,17 @@ def given(trainer: Any, record: StepRecord, first: float | None) -> tuple[list[F
     if wrong or sure.all():
         return found, first
     gap = float(np.abs(returned - own)[~sure].mean())
-    plan = plan_of(trainer)
-    limit = max(gap_limit(plan), 100 * (gap if first is None else first))
-    told = f"they differ by {gap:.2g} nats a token (in the first record by {gap if first is None else first:.2g})"
-    return [*found, Finding.of(GIVEN, ("weights-not-synced" if gap > limit else None, told), "sync")], first or gap
+    first = gap if first is None else first
+    told = f"they differ by {gap:.2g} nats a token (in the first record by {first:.2g})"
+    late = gap > max(gap_limit(plan), 100 * first)
+    return [*found, Finding.of(GIVEN, ("weights-not-synced" if late else None, told), "sync")], first
 
 
-GIVEN_AND_OWN = ("sampling_logprobs", "logprobs")
-
-
-def reference(trainer: Any, before: np.ndarray, now: np.ndarray) -> Finding:
-    """Whether the reference model has the weights that it had at first, of which `WeightSample` gave `before`."""
+def reference(before: np.ndarray, now: np.ndarray) -> Finding:
+    """Whether a reference model that is not to follow the policy has the weights, from `WeightSample`, that it had at first."""
     moved = float((before != now).mean())
     told = f"{moved:.0%} of its sampled weights are others than before the first step, with sync_ref_model=False"
-    wrong = moved > 0 and not trainer.args.sync_ref_model
-    return Finding.of("the reference model stays as it was", ("kl-term-wrong" if wrong else None, told), "loss")
+    return Finding.of("the reference model stays as it was", ("kl-term-wrong" if moved else None, told), "loss")
 
 
 SAVED = "what save_model writes is the trained model"

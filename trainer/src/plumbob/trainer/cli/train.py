@@ -114,11 +114,7 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
 
 def _read_first(config: TrainConfig, resumed: Path | None, *, dry: bool) -> list[Any]:
     """What `read_here` finds of tasks, if the user's data or settings may be refused: that needs verifiers, but not torch."""
-    stored = None
-    if (
-        resumed is None and isinstance(config, SftConfig) and config.demonstrations != ORACLE
-    ):  # else the run has its own
-        stored = config.demonstrations
+    stored = _stored(config, resumed)
     given = (stored, config.datasets, config.eval_datasets, config.env_args, config.trained_reward)
     if not dry and not any(given):
         return []
@@ -127,9 +123,16 @@ def _read_first(config: TrainConfig, resumed: Path | None, *, dry: bool) -> list
 
     found = list(read_here(config, without_data=not dry))
     if stored and found[0] is not None:
-        for path in trace_paths(stored, config.env):
+        for path in stored:
             found[0].tasks.check_is_one_of(first_trace(path), path)
     return found
+
+
+def _stored(config: TrainConfig, resumed: Path | None) -> list[Path]:
+    """The files of stored rollouts that a run of `sft` learns from; none if it is resumed, as it has its own then."""
+    if resumed is not None or not isinstance(config, SftConfig) or config.demonstrations == ORACLE:
+        return []
+    return trace_paths(config.demonstrations, config.env)
 
 
 def _origins(cls: type[TrainConfig], given: Mapping[str, Any]) -> dict[str, str]:
@@ -266,9 +269,8 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
             check_data_exists(datasets)
             check_by_source(own.env, {**settings, "datasets": str(datasets)})
         check_by_source(own.env, settings)
-    if run_dir is None and isinstance(config, SftConfig) and config.demonstrations != ORACLE:
-        for path in trace_paths(config.demonstrations, config.env):
-            first_trace(path)
+    for path in _stored(config, run_dir):
+        first_trace(path)
     if (
         run_dir is not None
         and not saved_checkpoints(run_directory_of(run_dir))

@@ -104,9 +104,8 @@ class TokenScorer(torch.nn.Module):
             head = cast(Any, self.model.get_output_embeddings())
             weight = head.weight
             again = slice(None)
-            if (
-                ids.device.type == "cpu"
-            ):  # rows that begin alike share scores too; a GPU would have to wait for their number
+            # Rows that begin alike share scores too. A GPU would have to wait for their number.
+            if ids.device.type == "cpu":
                 pairs, again = torch.unique(wanted * len(weight) + targets, return_inverse=True)
                 wanted, targets = pairs // len(weight), pairs % len(weight)
             hidden = hidden.flatten(0, 1)[wanted]

@@ -146,8 +146,7 @@ class RolloutSource:
             return
         self._prepared = cursor
         with suppress(Exception):  # the rollouts meet what is wrong again, and there it is counted
-            taken = next_groups(self.sampler.environments, cursor, self.sampler.groups_per_step)
-            for own in taken[self.world.rank :: self.world.size]:
+            for own in _tasks_of(self.sampler, cursor, self.world):
                 getattr(own.task, "prepare_rollouts", lambda: None)()
 
     def begin(self, step: int, cursor: int) -> None:
@@ -219,6 +218,11 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, rec
     return batch
 
 
+def _tasks_of(sampler: Sampler, cursor: int, world: World) -> list[Taken]:
+    """The tasks of the step that begins at `cursor` that this process plays."""
+    return list(next_groups(sampler.environments, cursor, sampler.groups_per_step)[world.rank :: world.size])
+
+
 def group_name(step: int, index: int) -> str:
     """The name of group `index` of step `step`, as in `Sample.group`."""
     return f"{step}/{index}"
@@ -286,8 +290,7 @@ async def _add_round(
         for _ in range(ROUNDS_TO_SAMPLING * (len(mine) // wave + 1)):
             await asyncio.sleep(0)
         with suppress(Exception):  # the next step's rollouts meet what is wrong again, and there it is counted
-            following = next_groups(sampler.environments, batch.cursor, sampler.groups_per_step)
-            for own in following[world.rank :: world.size]:
+            for own in _tasks_of(sampler, batch.cursor, world):
                 if not sampler.environments[own.env].toolsets and sampler.environments[own.env].driver is None:
                     render_opening(own.task, sampler.chat)
                     await asyncio.sleep(0)

@@ -288,9 +288,8 @@ class TransformersEngine(InProcessEngine[_Request]):
         parts: dict[int, _Row] = {}
         for request, token in zip(row, tokens, strict=True):
             parts.setdefault(token, []).append(request)
-        for token, part in reversed(
-            parts.items()
-        ):  # the row's first request is in the last part, and until then in its place
+        # The row's first request is in the part that comes last, and until then in its place.
+        for token, part in reversed(parts.items()):
             ids, own = first.token_ids, first.logprobs
             if part[0] is not first:
                 ids, own = ids[:known], own[:known]

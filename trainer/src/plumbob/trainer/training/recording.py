@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import verifiers.v1 as vf
 from plumbob.doctor import record as records
-from plumbob.doctor.measuring import APART, MOVED, SampledTensors, keep_gradient, moved, numbers, on_host
+from plumbob.doctor.measuring import APART, MOVED, SampledTensors, keep_gradient, moved, on_host
 from plumbob.rollout import EngineError, Sample, verifiers_messages
 from plumbob.rollout.verifiers_adapter import schemas_of
 from plumbob.trainer.algorithm.advantages import OVERLONG_PENALTY
@@ -20,6 +20,7 @@ from plumbob.trainer.algorithm.losses import LossInputs
 
 if TYPE_CHECKING:
     from plumbob.trainer.config.train import TrainConfig
+    from plumbob.trainer.inference.weight_sync import SyncReport
     from plumbob.trainer.rollouts.batch import Batch
     from plumbob.trainer.training.run import Run
 
@@ -128,8 +129,8 @@ class Recording:
         if self._tensors is not None:
             self._tensors.updated()
 
-    def finish(self) -> records.StepRecord:
-        """The whole record, after the weight sync."""
+    def finish(self, synced: SyncReport | None) -> records.StepRecord:
+        """The whole record, after the weight sync. `synced`: None if it was refused."""
         run, record = self.run, self.record
         if record.updates and not record.updates[0].trained:  # no row had a gradient: the rows were scored nevertheless
             record.updates[0].trained = self._trained_rows()
@@ -141,8 +142,8 @@ class Recording:
             ids = run.parity_row.token_ids
             with suppress(EngineError), torch.no_grad():
                 served = np.array(run.engine.score(ids), np.float32)
-                trained = run.policy.score([run.parity_row], 1.0).logprobs
-                record.served = records.Served(np.array(ids, np.int32), numbers(trained), served)
+                trained = synced.trained if synced else run.policy.score([run.parity_row], 1.0).logprobs.tolist()
+                record.served = records.Served(np.array(ids, np.int32), np.array(trained, np.float32), served)
         return record
 
     def _trained_rows(self) -> list[records.TrainedRow]:

@@ -118,12 +118,13 @@ def train_step(
 
     # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
     wake_engine(run)
+    report = None
     try:
         report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
         clock.lap("sync")
     finally:  # what a sync that is refused leaves behind is worth a record
         if sink is not None and recording is not None:
-            sink.keep(recording.finish())
+            sink.keep(recording.finish(report))
 
     metrics = {
         "step": step + 1,

@@ -343,8 +343,8 @@ class RecordSink(Protocol):
         """Whether step `step` (from 0) is to be recorded. The same answer on every process."""
         ...
 
-    def keep(self, record: StepRecord) -> None:
-        """Take the record of a finished step. It is not changed any more."""
+    def keep(self, made: Callable[[], StepRecord]) -> None:
+        """Take the record of a finished step, which `made` returns when it is called, perhaps later and in a thread."""
         ...
 
 
@@ -367,9 +367,9 @@ class RecordFolder:
     def wants(self, step: int) -> bool:
         return step - self.began < FIRST or (step + 1) % EVERY == 0
 
-    def keep(self, record: StepRecord) -> None:
+    def keep(self, made: Callable[[], StepRecord]) -> None:
         if self.writes:
-            self._behind.start(lambda: self._write(record))
+            self._behind.start(lambda: self._write(made()))
 
     def close(self) -> None:
         """Return when all records are written."""

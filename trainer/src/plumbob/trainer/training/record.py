@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from typing import Any
 
 import verifiers.v1 as vf
@@ -21,6 +20,7 @@ from plumbob.trainer.rollouts.prompt_forms import FEWEST, difference, prompt_for
 from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.silence import SilenceWatch
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
+from plumbob.trainer.run_files.token_record import TokenRecord
 from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
 from plumbob.trainer.watch.warnings import Warner
@@ -105,11 +105,11 @@ class RunRecorder:
         step = int(metrics["step"])
         metrics = {**metrics, **self._compared(batch)}
         self._note_failures(step, batch)
-        whole = copy(batch)  # which keeps what the batch is about to let go of
+        records, tokens = batch.records, batch.token_records  # the batch is about to let go of them
 
         def store() -> None:
             try:
-                self._store(step, whole.records, self.config.max_steps, whole)
+                self._store(step, records, self.config.max_steps, tokens)
             except OSError as error:
                 self.note(f"The traces of step {step} could not be written and are lost: {error}")
 
@@ -196,17 +196,11 @@ class RunRecorder:
         step: int,
         records: Sequence[vf.Trace | str],
         steps: int | None,
-        batch: Batch | None = None,
+        tokens: Mapping[str, TokenRecord] | None = None,
     ) -> None:
-        """`steps`: see `write_traces`. `batch`: where what training computed is, and the records that were made meanwhile."""
-        c, batch = self.config, batch or Batch()
-        write_traces(
-            *(self.directory, step, records, c.num_generations),
-            seed=c.seed,
-            steps=steps,
-            tokens=batch.token_records,
-            prepared=batch.prepared,
-        )
+        """See `write_traces`."""
+        c = self.config
+        write_traces(self.directory, step, records, c.num_generations, seed=c.seed, steps=steps, tokens=tokens)
 
     def _note_failures(self, step: int, batch: Batch) -> None:
         """Report what hung, in every step, and each other reason why rollouts are left out when it first occurs."""

@@ -141,6 +141,7 @@ class Recording:
                 served = np.array(run.engine.score(ids), np.float32)
                 trained = synced.trained if synced else run.policy.score([run.parity_row], 1.0).logprobs.tolist()
                 record.served = records.Served(np.array(ids, np.int32), np.array(trained, np.float32), served)
+        self._tensors = None  # what waits for its turn holds no memory of the GPU
         traces, requests = batch.traces, batch.requests or {}  # the batch is about to let go of them
 
         def whole() -> records.StepRecord:

@@ -123,6 +123,8 @@ class TrainingEngine(Protocol):
     """The policy version that is served: the number of weight syncs since the run's first step."""
     dtype: torch.dtype
     """The precision of the served weights, on which it depends how far log-probabilities may differ."""
+    checked: Sequence[float]
+    """Served log-probabilities that the last `check_parity` has compared, in nats; empty before one."""
 
     @property
     def generated_tokens(self) -> int:

@@ -56,6 +56,7 @@ class InProcessEngine(ABC, Generic[R]):
 
     def __init__(self, *, vocab_size: int, max_length: int, dtype: torch.dtype, version: int) -> None:
         self.vocab_size, self.max_length, self.dtype, self.version = vocab_size, max_length, dtype, version
+        self.checked: Sequence[float] = ()
         self.generated_tokens = 0
         self.prefilled_tokens = 0
         self.busy_seconds = 0.0
@@ -162,7 +163,8 @@ class InProcessEngine(ABC, Generic[R]):
 
     def check_parity(self, token_ids: Sequence[int], logprobs: Sequence[float], limit: float) -> float:
         """See `TrainingEngine.check_parity`."""
-        parity = (torch.tensor(logprobs) - torch.tensor(self.score(token_ids))).abs().mean().item()
+        self.checked = self.score(token_ids)
+        parity = (torch.tensor(logprobs) - torch.tensor(self.checked)).abs().mean().item()
         if not parity <= limit:
             raise SyncError(
                 f"after sync {self.version} the engine's log-probabilities differ from the trainer's by {parity:.2g} nats on "

@@ -138,9 +138,10 @@ class Recording:
         if run.world.size == 1:
             ids = run.parity_row.token_ids
             with suppress(EngineError), torch.no_grad():
-                served = np.array(run.engine.score(ids), np.float32)
+                served = run.engine.checked if synced else run.engine.score(ids)
                 trained = synced.trained if synced else run.policy.score([run.parity_row], 1.0).logprobs.tolist()
-                record.served = records.Served(np.array(ids, np.int32), np.array(trained, np.float32), served)
+                of_trainer, of_engine = (np.array(values, np.float32) for values in (trained, served))
+                record.served = records.Served(np.array(ids, np.int32), of_trainer, of_engine)
         self._tensors = None  # what waits for its turn holds no memory of the GPU
         traces, requests = batch.traces, batch.requests or {}  # the batch is about to let go of them
 

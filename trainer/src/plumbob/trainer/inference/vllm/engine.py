@@ -74,6 +74,7 @@ class VllmEngine:
         self.settings = settings
         self.dtype = settings.dtype
         self.world = world or World(0, 1, settings.device)
+        self.checked: Sequence[float] = ()
         self._synced = False
         urls = [root_url(url) for url in settings.urls]
         if not urls or len(set(urls)) < len(urls):
@@ -227,7 +228,7 @@ class VllmEngine:
         return self._from_main(lambda: self._parity(token_ids, logprobs, limit))
 
     def _parity(self, token_ids: Sequence[int], logprobs: Sequence[float], limit: float) -> float:
-        worst = 0.0
+        worst = -1.0
         for url, served in self.score_everywhere(token_ids).items():
             parity = sum(abs(a - b) for a, b in zip(served, logprobs, strict=True)) / len(served)
             if not parity <= limit:
@@ -235,7 +236,8 @@ class VllmEngine:
                     f"after sync {self.version} the log-probabilities of the vLLM server at {url} differ from the trainer's "
                     f"by {parity:.2g} nats on average (limit {limit:g}): {WRONG_WEIGHTS}"
                 )
-            worst = max(worst, parity)
+            if parity > worst:
+                worst, self.checked = parity, served
         return worst
 
     def served_weights(self) -> None:

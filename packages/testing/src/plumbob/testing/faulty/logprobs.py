@@ -78,6 +78,8 @@ def head_of(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], N
         del head._parameters["weight"]
         head.register_buffer("weight", change(model.get_input_embeddings().weight.detach().clone()))
         model.set_output_embeddings(head)
+        # A tiny model's weights are joined to decode, which a buffer among them would end; a hook keeps its own passes.
+        model.get_decoder().register_forward_pre_hook(lambda *_: None)
 
     return untie
 

@@ -11,7 +11,7 @@ from plumbob.lab.criteria.statistics import Effect, one_sample
 from plumbob.lab.files.hypothesis import Hypothesis
 from plumbob.lab.files.tables import arrow, markdown, number
 from plumbob.lab.results.plot import sparkline
-from plumbob.lab.run_files import RunFiles
+from plumbob.lab.run_files import RunFiles, mean
 from plumbob.lab.runs.plan import COMMANDS, Planned
 from plumbob.lab.verdict import Verdict
 
@@ -82,7 +82,7 @@ MEASURES = {
     "held out after (greedy)": lambda run: run.evaluated("after", "eval/greedy"),
     "largest advantage": lambda run: max((v for _, v in run.series("advantage/largest")), default=None),
     "largest gradient norm": lambda run: max((v for _, v in run.series("optimizer/grad_norm")), default=None),
-    "groups without a signal": lambda run: _mean([v for _, v in run.series("groups/zero_signal_share")]),
+    "groups without a signal": lambda run: mean([v for _, v in run.series("groups/zero_signal_share")]),
 }
 """Row of the table of arms -> the number of one run."""
 
@@ -149,7 +149,3 @@ def _taken(planned: Sequence[Planned], own: str) -> list[str]:
 
 def _order(planned: Sequence[Planned]) -> Mapping[str, RunFiles]:
     return {run.arm: run.files for run in planned}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

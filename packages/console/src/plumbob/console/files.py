@@ -6,6 +6,8 @@ import os
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from plumbob.console import UserError
+
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: a kill or a power cut leaves the old or the new file, an OSError leaves the old one."""
@@ -33,3 +35,22 @@ def flush_to_disk(*paths: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def check_output(option: str, path: Path, begin: bytes) -> None:
+    """Raise UserError if no file can be written at `path`, or if one of another kind would be replaced.
+
+    Called before minutes of work. `option` names it, such as "--html"; `begin`: how a file of this kind begins, in small letters.
+    """
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; name a file in it")
+    if not folder.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {folder}; create it first")
+    if path.is_file():
+        with path.open("rb") as file:
+            found = file.read(len(begin)).lower()
+        if found and found != begin:
+            raise UserError(
+                f"{option} {path} is there already and is no such file; name another one, or remove it first"
+            )

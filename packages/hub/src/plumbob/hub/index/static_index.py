@@ -23,12 +23,12 @@ from pathlib import Path
 from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 from plumbob.console import UserError
+from plumbob.console.system import told
 from plumbob.hub.index.contents import foreign
 from plumbob.hub.index.entries import checked, entry
 from plumbob.hub.index.replace_directory import recover, replace_directory
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import distribution_names, normalise
-from plumbob.hub.text import told
 
 _OURS = {"simple", "files", "catalog.json", "yanked.json", "index.html"}
 
@@ -71,7 +71,7 @@ def add_files(files: Iterable[Path], directory: Path) -> Built:
                 added.append(file.name)
                 if file.suffix == ".whl" and (problems := foreign(read_wheel(file))):
                     raise UserError(f"{file.name} is not added to {directory}: {'; '.join(problems)}")
-            elif _sha256(file) != _sha256(kept[file.name]):
+            elif sha256_of(file) != sha256_of(kept[file.name]):
                 raise UserError(
                     f"{file.name} is in {directory} with different bytes; give the changed package a new version"
                 )
@@ -121,7 +121,7 @@ def read_yanked(directory: Path) -> dict[str, dict[str, str]]:
 def _read_json(file: Path) -> dict:
     try:
         read = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is damaged ({error}); restore it from a copy of the index") from None
     if not isinstance(read, dict):
         raise UserError(f"{file} is damaged (it is not a JSON object); restore it from a copy of the index")
@@ -202,7 +202,7 @@ def _write(new: Path, old: Path, files: Iterable[Path], yanked: dict[str, dict[s
 
 def _listing(file: Path, wheel: Wheel | None, yanked: str | None) -> dict:
     """Return the arguments of dumb-pypi's Package.create for a file."""
-    listing: dict = {"filename": file.name, "hash": f"sha256={wheel.sha256 if wheel else _sha256(file)}"}
+    listing: dict = {"filename": file.name, "hash": f"sha256={wheel.sha256 if wheel else sha256_of(file)}"}
     if wheel is not None:
         listing["core_metadata"] = f"sha256={hashlib.sha256(wheel.metadata).hexdigest()}"
         listing["requires_python"] = wheel.fields["Requires-Python"]
@@ -259,5 +259,5 @@ def _write_json(file: Path, value: object) -> None:
     file.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()

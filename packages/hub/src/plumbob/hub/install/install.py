@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from plumbob.console import UserError
+from plumbob.console.system import told
 from plumbob.console.working import Working, note
 from plumbob.hub.index.location import Location, locate
 from plumbob.hub.index.wheels import Wheel
@@ -40,7 +41,6 @@ from plumbob.hub.installed.interrupted import half_installed, undo_folder
 from plumbob.hub.installed.loading import LOAD_SECONDS, why_it_does_not_load
 from plumbob.hub.installed.registry import conflicts, find, scan
 from plumbob.hub.names import distribution_names, environment_name, is_first_party, normalise
-from plumbob.hub.text import told
 from plumbob.hub.uv.command import Command, excludes_newer, find_uv, planned_changes, run
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def check_name(name: str) -> str:
     wanted = environment_name(name)
     if not _NAME.fullmatch(wanted) or len(wanted) > _LONGEST:
         raise UserError(
-            f"{name!r} is not a valid environment name; use at most {_LONGEST} letters, digits and '-', a letter first"
+            f"{name!r} is not a valid environment name; use at most {_LONGEST} letters from a to z, digits and '-', a letter first"
         )
     taken = next((e for e in installed() if environment_name(e.name) == wanted), None)
     if taken is not None:

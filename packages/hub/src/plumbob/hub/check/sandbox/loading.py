@@ -134,7 +134,7 @@ def load_tasks(job: Job, imported: Imported, *, oracle: bool = False) -> tuple[v
 
     settings = check_settings(job, imported.cls, oracle=oracle)
     taskset = tasksets.make_taskset(imported.cls, job.module, settings)
-    return taskset, list(itertools.islice(taskset, TASKS))
+    return taskset, list(itertools.islice(tasksets.each_task(taskset), TASKS))
 
 
 def load(job: Job, imported: Imported, guard: Guard) -> tuple[Checked, list[vf.Task]]:

@@ -216,6 +216,16 @@ def test_an_environment_that_fails(play, kit, where):
     assert trace.num_turns == (0 if where in ("setup", "stop") else 1)
 
 
+def test_a_reward_that_gives_no_number_is_named(play, kit):
+    class Forgetful(kit.Task):
+        @vf.reward
+        async def correct(self, trace: vf.Trace) -> float:
+            float(trace.num_turns)  # its author forgot the return
+
+    trace, _ = play(["x"], task=Forgetful(kit.Data(prompt="Go.")))
+    assert not trace.ok and "`correct` gave None where a number is needed" in trace.errors[0].message
+
+
 @pytest.mark.parametrize("where", ["setup", "setup_task"])
 def test_a_toolset_that_fails(play, kit, where):
     async def fail(self, *args):

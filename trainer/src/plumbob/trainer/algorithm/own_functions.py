@@ -106,11 +106,9 @@ class OwnFunction:
         except (Exception, SystemExit) as error:
             if type(error).__name__ == "OutOfMemoryError":  # torch's: the trainer answers it with smaller microbatches
                 raise
-            said = (
-                "ended the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {first_line(error)}"
-            )
+            kind = "it ended the program" if isinstance(error, SystemExit) else type(error).__name__
             lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
-            raise self.error(said, lines[-1] if lines else None) from error
+            raise self.error(f"{kind}: {first_line(error)}", lines[-1] if lines else None) from error
 
     def numbers(self, given: Any, settings: Any, count: int) -> list[float]:
         """`count` finite numbers that the function gives, a tensor or any other sequence. Raises OwnFunctionError."""

@@ -160,8 +160,8 @@ def test_rewards_and_advantages_must_be_one_finite_number_for_each_rollout(tmp_p
     with pytest.raises(OwnFunctionError, match=r"late.py, line 3: ZeroDivisionError"):
         step_advantages(rows, TrainConfig(baseline=f"{tmp_path}/late.py:f").advantages())
     reads = "import argparse\nargparse.ArgumentParser().parse_args()\n"  # a command line, which must not be train's
-    (tmp_path / "good.py").write_text(f"{reads}def f(rollouts, settings):\n    return [r.reward * 2 for r in rollouts]\n")
-        "import argparse\nargparse.ArgumentParser().parse_args()\ndef f(rollouts, settings):\n    return [r.reward * 2 for r in rollouts]\n"
+    (tmp_path / "good.py").write_text(
+        f"{reads}def f(rollouts, settings):\n    return [r.reward * 2 for r in rollouts]\n"
     )
     found = step_advantages(rows, TrainConfig(trained_reward=f"{tmp_path}/good.py:f").advantages())
     assert found.values == [-1.0, 1.0, 0.0] and found.non_finite == 1  # a rollout without a reward is not asked about

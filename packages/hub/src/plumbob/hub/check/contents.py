@@ -12,7 +12,8 @@ from plumbob.hub.check.report import Result, judged
 from plumbob.hub.check.target import Subject
 from plumbob.hub.index.contents import foreign
 from plumbob.hub.index.taken import taken
-from plumbob.hub.index.wheels import Wheel, build_wheel, parse_record
+from plumbob.hub.index.wheels import Wheel, build_wheel
+from plumbob.hub.installed.interrupted import parse_record
 from plumbob.hub.names import normalise
 
 _INSTALLER = ("/INSTALLER", "/REQUESTED", "/direct_url.json", "/uv_cache.json", "/uv_build.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import sys
 import zipfile
@@ -18,6 +17,7 @@ from typing import IO
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from plumbob.console import UserError
+from plumbob.hub.installed.interrupted import parse_record
 from plumbob.hub.installed.registry import GROUP
 from plumbob.hub.uv.command import Command, find_uv, run
 
@@ -107,11 +107,6 @@ def build_wheel(project: Path, out: Path, *flags: str, timeout: float | None = N
     if done.returncode != 0:
         raise UserError(f"the wheel of {project.name} cannot be built: {done.reason()}")
     return next(read_wheel(file) for file in out.glob("*.whl"))
-
-
-def parse_record(text: str) -> dict[str, str]:
-    """Return a RECORD file as {path: hash}; the hash is "" for files that RECORD lists without one, such as itself."""
-    return {row[0]: row[1] if len(row) > 1 else "" for row in csv.reader(text.splitlines()) if row}
 
 
 def parse_entry_points(entry_points: bytes) -> dict[str, dict[str, str]]:

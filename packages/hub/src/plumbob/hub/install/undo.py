@@ -21,9 +21,9 @@ from typing import NoReturn
 
 from plumbob.console import UserError
 from plumbob.console.files import flush_to_disk, write_whole
-from plumbob.hub.index.wheels import Wheel, parse_record
+from plumbob.hub.index.wheels import Wheel
 from plumbob.hub.install.pins import installed
-from plumbob.hub.installed.interrupted import UNDO, missing_files, read_journal, undo_folder
+from plumbob.hub.installed.interrupted import UNDO, missing_files, parse_record, read_journal, undo_folder
 from plumbob.hub.names import normalise, own_packages
 
 

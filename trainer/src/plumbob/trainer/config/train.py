@@ -145,7 +145,7 @@ class TrainConfig(RolloutOptions, LearningConfig):
         )
         require(
             self.temperature >= COLDEST,
-            f"--temperature must be at least {COLDEST:g}: greedy rollouts of one task would all be equal",
+            f"--temperature must be above 0 (at least {COLDEST:g}): greedy rollouts of one task would all be equal",
         )
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")

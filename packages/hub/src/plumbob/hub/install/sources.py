@@ -102,7 +102,7 @@ def from_repository(target: Target, repo: str | None, branch: str | None, folder
     with tempfile.TemporaryDirectory(prefix="vf-install-") as temporary:
         clone = Path(temporary) / "repository"
         at = ("--branch", branch) if branch else ()
-        with Working(f"cloning {mask(url)}", asks=True):
+        with Working(f"cloning {mask(url)}", asks=not url.startswith("file:")):
             done = run(Command(("git", "clone", "--quiet", "--depth", "1", *at, "--", url, str(clone))), quiet=True)
         if done.returncode != 0:
             raise UserError(f"cannot read {mask(url)}{f' at {branch}' if branch else ''}: {done.reason()}")

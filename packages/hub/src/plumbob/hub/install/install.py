@@ -397,7 +397,8 @@ def _may_ask(item: Item) -> bool:
     """Whether uv fetches a git repository for an item, for which ssh or git may ask a passphrase or a password."""
     project = Path(item.origin) / "pyproject.toml"
     needs = project.read_text(errors="replace") if project.is_file() else ""
-    return any("git+" in text.replace("git+file:", "") for text in (*item.arguments, needs)) or re.search(r"\bgit *=", needs) is not None
+    fetched = " ".join((*item.arguments, needs)).replace("git+file:", "")
+    return "git+" in fetched or re.search(r"\bgit *=", needs) is not None
 
 
 def _is_the_same(item: Item) -> bool:

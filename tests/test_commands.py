@@ -87,7 +87,7 @@ REFUSED_VALUES = [
     ("train lookup --difficulty hrd", "--difficulty: input should be 'trivial'"),
     ("train musique --noise 2", "--noise: input should be less than or equal to 1, not '2'"),
     ("train --config setting.toml", "setting.toml: max_hops: input should be greater than or equal to 1, not '0'"),
-    ("evaluate lookup --engine openai --base-url http://[::1", "--base-url 'http://[::1' is not the URL of a server"),
+    ("evaluate lookup --engine openai --base-url http://h:8a", "--base-url 'http://h:8a' is not the URL of a server"),
     ("evaluate lookup -a max_hops=0", "lookup: max_hops: Input should be greater than or equal to 1"),
 ]
 FILES = {

@@ -22,6 +22,7 @@ def refuse_credentials(url: str) -> str:
     """
     try:
         parts = urlsplit(url)
+        _ = parts.port  # which is read now
     except ValueError as error:
         raise UserError(f"{mask(url)!r} is no address: {error}") from None
     if parts.password or (parts.scheme in ("http", "https") and parts.username):

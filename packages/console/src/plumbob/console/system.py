@@ -30,13 +30,17 @@ def told(error: OSError) -> str:
 
 def output_is_lost() -> bool:
     """Whether stdout cannot be written. Then what it still holds is dropped: Python would try again, and fail, at its end."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a file, as in a test or a notebook
+        return False
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
+    poll.register(descriptor, 0)
     lost = any(event & select.POLLERR for _, event in poll.poll(0))  # a pipe that nobody reads
     try:
         sys.stdout.flush()
     except OSError:
         lost = True
     if lost:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     return lost

@@ -69,7 +69,7 @@ def test_mistakes(report, tmp_path):
     )
     assert "metrics.jsonl is a file; name the run directory" in report(directory / "metrics.jsonl")[2]
     assert "is a folder; name a file" in report(directory, "-o", tmp_path)[2]
-    assert "cannot be written" in report(directory, "-o", tmp_path / "no" / "folder.html")[2]
+    assert "there is no folder" in report(directory, "-o", tmp_path / "no" / "folder.html")[2]
     assert "--live serves the page and writes no file" in report(directory, "--live", "-o", tmp_path / "x.html")[2]
     (directory / "config.toml").write_text("model = ")
     assert "the settings of" in report(directory)[2]

@@ -194,7 +194,7 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
         (["--model", __file__], "it has no config.json"),
         (
             ["--host", "http://127.0.0.1", "--port", "0"],
-            "cannot listen on http://127.0.0.1:0: Name or service not known",
+            "--host takes an address or a host name, without scheme",
         ),
         (["--host", "a" * 80], "is not a host name or an address"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def flush_to_disk(*paths: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make a hard link, which needs no space; or a copy, on a file system without them and of another user's file."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def check_output(option: str, path: Path, begin: bytes) -> None:

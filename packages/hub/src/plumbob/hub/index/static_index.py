@@ -23,6 +23,7 @@ from pathlib import Path
 from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 from plumbob.console import UserError
+from plumbob.console.files import link_or_copy
 from plumbob.console.system import told
 from plumbob.hub.index.contents import foreign
 from plumbob.hub.index.entries import checked, entry
@@ -190,7 +191,9 @@ def _write(new: Path, old: Path, files: Iterable[Path], yanked: dict[str, dict[s
         wheel = read_wheel(file) if file.suffix == ".whl" else None
         name, version = (wheel.name, wheel.version) if wheel else _sdist(file)
         reason = yanked.get(name, {}).get(version)
-        _place(file, new / "files" / file.name, link=file.parent == old / "files")
+        # A new file is copied, because its owner may overwrite it in place later.
+        place = link_or_copy if file.parent == old / "files" else shutil.copyfile
+        place(file, new / "files" / file.name)
         listed.append(_listing(file, wheel, reason))
         if wheel is not None:
             (new / "files" / f"{file.name}.metadata").write_bytes(wheel.metadata)
@@ -234,17 +237,6 @@ def _write_pages(new: Path, listed: list[dict]) -> None:
     for other in ("pypi", "changelog"):
         shutil.rmtree(new / other)
     (new / "packages.json").unlink()
-
-
-def _place(source: Path, target: Path, *, link: bool) -> None:
-    """Hard-link a file of the old index; copy a new file, because its owner may overwrite it in place later."""
-    try:
-        if link:
-            os.link(source, target)
-            return
-    except OSError:
-        pass  # the file system does not support hard links
-    shutil.copyfile(source, target)
 
 
 def _sdist(file: Path) -> tuple[str, str]:

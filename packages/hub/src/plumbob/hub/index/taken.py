@@ -17,7 +17,7 @@ from plumbob.hub.names import is_first_party, own_packages
 def taken(wheel: Wheel) -> list[str]:
     """Return what a wheel would take from other installed distributions: commands, import packages, or their name."""
     here = installed(wheel.name)
-    if here is not None and not is_first_party(wheel.name) and not _environments(here):
+    if here is not None and not is_first_party(wheel.name) and not here.entry_points.select(group=GROUP):
         return [f"the installed {wheel.name} {here.version} is not an environment, and this package would replace it"]
     problems, site = taken_commands(wheel.name, wheel.scripts), Path(sysconfig.get_path("purelib"))
     for package in own_packages(wheel.name):
@@ -41,10 +41,6 @@ def installed(name: str) -> Distribution | None:
         return distribution(name)
     except PackageNotFoundError:
         return None
-
-
-def _environments(distribution: Distribution) -> list[str]:
-    return [point.name for point in distribution.entry_points if point.group == GROUP]
 
 
 def _owns(distribution: Distribution | None, path: Path) -> bool:

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -452,8 +451,3 @@ def _loaded(item: Item, timeout: float) -> Outcome:
                 outcome, status="failed", detail=f"installed, but {environment.name} does not load: {reason}"
             )
     return replace(outcome, names=tuple(e.name for e in found))
-
-
-def trainer_is_here() -> bool:
-    """Whether plumbob-trainer, which provides the command `train`, is installed."""
-    return bool(entry_points(group="console_scripts", name="train"))

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
 
@@ -108,12 +107,8 @@ def render(name: str, kind: str, author: str = "") -> dict[str, str]:
     }
     if kind == "tools":
         found[f"src/{module}/tools.py"] = templates / kind / "tools.py.tmpl"
-    texts = {path: _fill(template, values) for path, template in found.items()}
+    texts = {path: Template(t.read_text(encoding="utf-8")).substitute(values) for path, t in found.items()}
     return texts | {f"src/{module}/py.typed": ""}
-
-
-def _fill(template: Traversable, values: dict[str, str]) -> str:
-    return Template(template.read_text(encoding="utf-8")).substitute(values)
 
 
 def next_commands(directory: Path) -> str:

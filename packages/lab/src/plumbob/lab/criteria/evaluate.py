@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -143,15 +143,15 @@ def value_of(quantity: Quantity, run: RunFiles) -> float:
     return _of_series(quantity, points, run)
 
 
+OF_VALUES: dict[str, Callable[[list[float]], float]] = {
+    "min": min, "max": max, "std": statistics.pstdev, "mean": statistics.fmean,
+}  # fmt: skip
+"""Function of a criterion -> what it makes of the values of all steps."""
+
+
 def _of_series(quantity: Quantity, points: list[tuple[int, float]], run: RunFiles) -> float:
     values = [value for _, value in points]
     match quantity.function:
-        case "min":
-            return min(values)
-        case "max":
-            return max(values)
-        case "std":
-            return statistics.pstdev(values)
         case "first":
             return statistics.fmean(values[: quantity.count])
         case "last":
@@ -162,7 +162,7 @@ def _of_series(quantity: Quantity, points: list[tuple[int, float]], run: RunFile
             return statistics.linear_regression(*zip(*points, strict=True)).slope
         case "spike":
             return _spike(values, quantity.count)
-    return statistics.fmean(values)
+    return OF_VALUES[quantity.function](values)
 
 
 def _spike(values: list[float], window: int) -> float:

@@ -11,10 +11,13 @@ import gc
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Callable
 from random import Random
 
 import pytest
+import typer
 from hypothesis import settings
+from plumbob.console.app import run_app
 from plumbob.rollout.verifiers_import import put_off_clients
 
 EXAMPLES = 25
@@ -64,3 +67,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _no_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output is as for a pipe, whatever the width of the terminal that pytest-xdist tells its workers."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def ended(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command, given its name, its app and its arguments, in this process; returns its exit code, stdout and stderr."""
+
+    def run(name: str, app: typer.Typer, *args: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            run_app(name, app, [str(arg) for arg in args])
+        return int(exit_.value.code or 0), *capsys.readouterr()
+
+    return run

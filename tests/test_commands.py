@@ -61,6 +61,19 @@ MISTAKES = [
     ("train lookup --batch-size 3", "a step of 12 rollouts"),
     ("train gsm8k -a datasetz=x", "gsm8k: there is no setting 'datasetz'; did you mean 'datasets'?"),
     ("train lookup --model ./nowhere", "there is no model in './nowhere'"),
+    ("train lookup --model cut", "no whole model in 'cut': model.safetensors is a pointer of Git LFS, not the file"),
+    (
+        "train lookup --model https://huggingface.co/a/b",
+        "not the address 'https://huggingface.co/a/b': on the Hugging Face",
+    ),
+    ("train lookup --seed 18446744073709551616", "--seed must be a number of 64 bits"),
+    ("train --config twice.toml", "gives one option twice, as 'lr' and as 'learning_rate'"),
+    ("train --resume cut", "the checkpoint cut/checkpoints/step_2 is damaged: trainer.pt is missing"),
+    ("evaluate lookup --engine openai --api-key-var sk-x", "--api-key-var takes the name of a variable"),
+    ("report . -o twice.toml", "--output twice.toml is there already and is no such file"),
+    ("doctor lookup --html twice.toml", "--html twice.toml is there already and is no such file"),
+    ("serve --host http://127.0.0.1", "--host takes an address or a host name, without scheme"),
+    ("vf-vllm cut --model tiny", "two models are given, cut and --model tiny"),
     ("train lokup", "did you mean 'lookup'?"),
     ("train --config typo.toml", "has an unknown key 'min_hop', which is not a setting of lookup either"),
     ("train --config value.toml", "--lora-dropout must be at least 0 and below 1, not 1.0"),
@@ -74,18 +87,25 @@ REFUSED_VALUES = [
     ("train lookup --difficulty hrd", "--difficulty: input should be 'trivial'"),
     ("train musique --noise 2", "--noise: input should be less than or equal to 1, not '2'"),
     ("train --config setting.toml", "setting.toml: max_hops: input should be greater than or equal to 1, not '0'"),
+    ("evaluate lookup --engine openai --base-url http://h:8a", "--base-url 'http://h:8a' is not the URL of a server"),
     ("evaluate lookup -a max_hops=0", "lookup: max_hops: Input should be greater than or equal to 1"),
 ]
 FILES = {
     "typo.toml": 'env = "lookup"\nmin_hop = 3\n',
     "value.toml": "lora_dropout = 1\n",
-    "setting.toml": "max_hops = 0\n",
+    "setting.toml": "\ufeffmax_hops = 0\n",  # the mark with which some editors begin a file
+    "twice.toml": "lr = 1\nlearning_rate = 2\n",
+    "cut/config.json": "{}",
+    "cut/model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:46\n",
+    "cut/config.toml": 'env = "lookup"\n',
+    "cut/checkpoints/step_2/manifest.json": '{"trainer.pt": {"bytes": 3, "sha256": ""}}',
 }
 
 
 def imported_by_mistake(folder: Path, command: str, message: str) -> list[str]:
     """The modules that a command imports before it refuses what it was given with `message`."""
     for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     result = run(command.split(), cwd=folder, PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 2 and message in result.stderr

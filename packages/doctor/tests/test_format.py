@@ -72,6 +72,8 @@ def test_a_mistake_is_one_sentence_with_line_and_field(
     assert out.startswith("steps.jsonl, line 1: step 1, 12 rows")
     assert main([str(file)]) == 2
     assert said in capsys.readouterr().err
+    file.write_text("[" * 100_000)
+    assert main(["validate", str(file)]) == 2 and "line 1: it is nested too deeply" in capsys.readouterr().err
 
 
 def test_files_that_are_no_records_are_an_error_of_their_user(

@@ -86,6 +86,8 @@ MISTAKES = [
     ("vf-install ./vf_x-1.0-py3-none-any.whl", "it has no .dist-info directory of its own name"),
     ("vf-install gone --index ftp://example.org/simple", "cannot reach ftp://example.org/simple/"),
     ("vf-install gone --index htp:/example.org", "holds no index"),
+    ("hub search gone --index http://[::1:8/", "'http://[::1:8/' is no address: Invalid IPv6 URL"),
+    ("hub search gone --index http://h:80a/", "'http://h:80a/' is no address: Port could not be cast"),
     ("vf-install gone --from-repo", "--from-repo needs a repository"),
     ("vf-install gone --from-repo --repo empty", "does not appear to be a git repository"),
     ("vf-install gone --path README.md", "--path README.md is not a directory"),

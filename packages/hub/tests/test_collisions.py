@@ -208,7 +208,7 @@ def test_hub_check_names_it_too(make_project, tmp_path, monkeypatch):
     assert len(contents(of_distribution(here), 600).problems) == 2
     (mine / "pyproject.toml").write_text(text.replace("uv_build>=0.9,<0.14", "a-backend-9f3b"))
     (cannot,) = contents(of_project(read_project(mine)), 600).problems
-    assert cannot.startswith("its wheel cannot be built: ") and "a-backend-9f3b" in cannot
+    assert " cannot be built: " in cannot and "a-backend-9f3b" in cannot
 
 
 def _built(project, out):

@@ -219,6 +219,19 @@ def test_an_unknown_name_does_not_download_a_public_index_s_list_of_names(endles
     assert sum(sent) < 30_000_000  # two times a megabyte, and what the sockets' buffers took
 
 
+@pytest.mark.parametrize(("line", "said"), [
+    ("mkdir gone; cd gone; rmdir ../gone; hub list --check", "hub: the current folder has been deleted; change to another one"),
+    ("hub info lookup > /dev/full", "hub: No space left on device; free some space"),
+    ("report --help > /dev/full", "report: No space left on device; free some space"),
+])  # fmt: skip
+def test_a_shell_that_gives_no_place_is_one_sentence(line, said, tmp_path):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path}
+    )
+    assert done.returncode == 2 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
+
+
 def test_a_reader_that_goes_away_is_no_error(new_python):
     done = subprocess.run(
         ["bash", "-c", f"{Path(sys.executable).parent / 'hub'} list --json | true; exit ${{PIPESTATUS[0]}}"],

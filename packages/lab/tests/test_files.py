@@ -138,7 +138,7 @@ def test_a_status_that_was_typed_in_is_not_believed(lab):
         ),
         (("id: H01", "id: [H01"), "is not YAML"),
         (("---\nid: H01", "id: H01"), "has no front matter"),
-        (('flags: "--max-steps 4"', 'flags: "--x \'open"'), "No closing quotation"),
+        (('flags: "--max-steps 4"', 'flags: "--x \'open"'), "are no options, as in a shell: No closing quotation"),
         (("  treatment:", "  lift:"), "no word of the criteria's language"),
     ],
 )

@@ -17,6 +17,7 @@ from plumbob.retrieval import (
     check_reranker,
     cross_encoder_for,
 )
+from plumbob.testing.small_berts import write_bert
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sentence_transformers") is None, reason="needs plumbob-retrieval[semantic]"
@@ -27,26 +28,8 @@ WORDS = ["river", "mountain", "senate", "treaty", "album", "singer", "county", "
 
 def make_model(folder, *, labels=1, head=True):
     """A random BERT of 16 dimensions as a cross-encoder; without `head`, a plain encoder."""
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
-
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "title", *WORDS]))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=6 + len(WORDS),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        num_labels=labels,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        (BertForSequenceClassification(config) if head else BertModel(config)).save_pretrained(folder)
-    return folder
+    kind = "BertForSequenceClassification" if head else "BertModel"
+    return write_bert(folder, ["title", *WORDS], kind, num_labels=labels)
 
 
 def make_counting_model(folder, word="river"):

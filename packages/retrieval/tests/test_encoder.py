@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.retrieval import Document, build, models
 from plumbob.retrieval.encoder import encoder_for
+from plumbob.testing.small_berts import write_bert
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sentence_transformers") is None, reason="needs plumbob-retrieval[semantic]"
@@ -21,26 +22,10 @@ WORDS = ["river", "mountain", "senate", "treaty", "album", "singer", "county", "
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A random BERT of 32 dimensions with mean pooling, stored in 16 bits."""
-    import torch
     from sentence_transformers import SentenceTransformer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    folder = tmp_path_factory.mktemp("models") / "bert"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=5 + len(WORDS),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        BertModel(config).bfloat16().save_pretrained(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "initializer_range": 0.3}
+    folder = write_bert(tmp_path_factory.mktemp("models") / "bert", WORDS, half=True, **sizes)
     whole = folder.parent / "whole"
     SentenceTransformer(str(folder), device="cpu").save(str(whole))
     return whole

@@ -185,7 +185,7 @@ def test_an_engine_that_draws_nothing(qwen, kit):
     assert not trace.ok and "no token" in trace.errors[0].message
 
 
-@pytest.mark.parametrize("where", ["setup", "finalize", "reward", "metric", "stop"])
+@pytest.mark.parametrize("where", ["setup", "finalize", "reward", "metric", "stop", "`broken_reward` gave None"])
 def test_an_environment_that_fails(play, kit, where):
     def fail():
         raise KeyError(where)
@@ -199,7 +199,7 @@ def test_an_environment_that_fails(play, kit, where):
 
         @vf.reward
         async def broken_reward(self, trace: vf.Trace) -> float:
-            return fail() if where == "reward" else 0.0
+            return fail() if where == "reward" else 0.0 if "None" not in where else None
 
         @vf.metric
         async def broken_metric(self, trace: vf.Trace) -> float:

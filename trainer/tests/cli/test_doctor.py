@@ -2,9 +2,9 @@
 
 import html
 import json
+from functools import partial
 
 import pytest
-from plumbob.console.app import run_app
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import AREAS, STAGES, Finding
@@ -13,32 +13,20 @@ from plumbob.trainer.cli import gather
 
 
 @pytest.fixture
-def refused(tmp_path, capsys, monkeypatch):
-    """Run `doctor` in an empty folder; return its one line of complaint."""
+def told(tmp_path, ended, monkeypatch):
+    """Run `doctor` in an empty folder; return its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> str:
-        with pytest.raises(SystemExit) as exit_:
-            run_app("doctor", cli.app, list(args))
-        output = capsys.readouterr()
-        assert exit_.value.code == 2
-        assert output.out == ""
-        assert output.err.count("\n") == 1 and output.err.startswith("doctor: ")
-        return output.err
-
-    return run
+    return partial(ended, "doctor", cli.app)
 
 
 @pytest.fixture
-def told(tmp_path, capsys, monkeypatch):
-    """Run `doctor` in an empty folder; return its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def refused(told):
+    """Run `doctor` in an empty folder; return its one line of complaint."""
 
-    def run(*args: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit_:
-            run_app("doctor", cli.app, list(args))
-        output = capsys.readouterr()
-        return exit_.value.code, output.out, output.err
+    def run(*args: str) -> str:
+        code, out, err = told(*args)
+        assert (code, out) == (2, "") and err.count("\n") == 1 and err.startswith("doctor: ")
+        return err
 
     return run
 

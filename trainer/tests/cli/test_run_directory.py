@@ -6,6 +6,7 @@ import dataclasses
 import html
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def doctor(capsys: pytest.CaptureFixture[str]):
-    def run(*args: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            run_app("doctor", cli.app, [str(arg) for arg in args])
-        output = capsys.readouterr()
-        return int(exit_.value.code or 0), output.out, output.err
-
-    return run
+def doctor(ended):
+    return partial(ended, "doctor", cli.app)
 
 
 @pytest.fixture

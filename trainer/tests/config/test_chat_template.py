@@ -69,7 +69,7 @@ def rendered(template, **variables):
 # --- values of variables --------------------------------------------------------------------------------------------
 
 
-def test_values_are_json_or_text():
+def test_values_are_json_or_text(tmp_path, monkeypatch):
     pairs = ["a=false", "b=1.5", 'c=["x", null]', "d=1 Jan 2025", "e=", 'f="quoted"', "g=NaN", "h=k=v"]
     expected = {
         "a": False,
@@ -83,6 +83,9 @@ def test_values_are_json_or_text():
     }
     assert read_parts(pairs) == (None, expected)
     assert read_parts(["a=1", "./x.jinja"]) == ("./x.jinja", {"a": 1})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "v=2.jinja").touch()
+    assert read_parts(["a=1", "v=2.jinja"]) == ("v=2.jinja", {"a": 1})
 
 
 @pytest.mark.parametrize("parts", [("messages=[]",), ("tools=[]",), ("one.jinja", "two.jinja")])

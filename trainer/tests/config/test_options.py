@@ -175,7 +175,7 @@ def test_keys_of_a_file(tmp_path, text, expected):
     [
         ("learning_rat = 1e-5", "unknown key 'learning_rat', which is not a setting of lookup either; did you mean"),
         ("min_hop = 2", "did you mean 'min_hops'?"),
-        ("beta = 1\nkl_beta = 1", "gives 'kl_beta' twice, once as 'kl_beta'"),
+        ("beta = 1\nkl_beta = 1", "gives one option twice, as 'beta' and as 'kl_beta'"),
         ("max_steps = true", "--max-steps must be a whole number, not True"),
         ('max_steps = "3"', "--max-steps must be a whole number, not '3'"),
         ('peft = "yes"', "--peft must be true or false, not 'yes'"),

@@ -5,12 +5,14 @@ import tomllib
 
 import pytest
 import torch
+from plumbob.console import UserError
 from plumbob.rollout import ParsedCall
 from plumbob.trainer.config.chat_template import marks_left_out, unchanged
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.evaluation.run import run as evaluate
 from plumbob.trainer.policy.call_tokens import lookalikes, unwritable, write_calls_as_text
+from plumbob.trainer.policy.forward_plan import vocabulary
 from plumbob.trainer.policy.loading import load_chat, load_model, load_tokenizer
 from plumbob.trainer.training.train import run
 
@@ -62,6 +64,15 @@ def test_lookalikes_are_counted_whatever_the_scale_of_the_embeddings(scale):
 def test_tokens_that_are_far_enough_apart_are_no_lookalikes():
     model, tokenizer = broken(spread=0.5)
     assert unwritable(tokenizer, load_chat(tokenizer, model.generation_config), model) == {}
+
+
+def test_a_template_that_writes_an_id_beyond_the_model_is_refused():
+    tokenizer, model = load_tokenizer("tiny"), load_model("tiny")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|extra|>"]})
+    assert load_chat(tokenizer, None, embedded=vocabulary(model))  # a token that nothing writes does no harm
+    tokenizer.chat_template = "<|extra|>" + tokenizer.chat_template
+    with pytest.raises(UserError, match=r"'<\|extra\|>' with id \d+, and the model knows \d+ ids"):
+        load_chat(tokenizer, None, embedded=vocabulary(model))
 
 
 def test_calls_become_text_that_is_read_back_and_the_rest_of_the_template_stays():

@@ -10,12 +10,12 @@ import re
 import threading
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plumbob.console.app import run_app
 from plumbob.testing.faulty.catalogue import FAULTS
 from plumbob.testing.handmade_runs import GROUP, make_run, stored, tiny_tokenizer
 from plumbob.trainer.cli import report as cli
@@ -40,15 +40,8 @@ QUICK = {
 
 
 @pytest.fixture
-def report(capsys):
-    def call(*args: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            run_app("report", cli.app, [str(arg) for arg in args])
-        output = capsys.readouterr()
-        return int(exit_.value.code or 0), output.out, output.err
-
-    return call
+def report(ended):
+    return partial(ended, "report", cli.app)
 
 
 def test_one_file_beside_the_run(report, tmp_path):
@@ -69,7 +62,7 @@ def test_mistakes(report, tmp_path):
     )
     assert "metrics.jsonl is a file; name the run directory" in report(directory / "metrics.jsonl")[2]
     assert "is a folder; name a file" in report(directory, "-o", tmp_path)[2]
-    assert "cannot be written" in report(directory, "-o", tmp_path / "no" / "folder.html")[2]
+    assert "there is no folder" in report(directory, "-o", tmp_path / "no" / "folder.html")[2]
     assert "--live serves the page and writes no file" in report(directory, "--live", "-o", tmp_path / "x.html")[2]
     (directory / "config.toml").write_text("model = ")
     assert "the settings of" in report(directory)[2]

@@ -247,6 +247,7 @@ PROMPT = 'prompt=f"What is {i}?"'
         ("x_late_image", rows(PROMPT, more=LATE_PICTURE, exported="TheEnv"), "images in a prompt"),
         ("x_raises", rows("prompt=READ[99]"), "cannot be loaded: IndexError: list index out of range (x_raises.py, line"),
         ("x_page", rows("prompt=open(__file__)", more=PAGE).replace("READ.append(i)", "raise Page"), "a page of"),
+        ("x_dicts", rows(PROMPT).replace("yield ", "yield {} and "), "load() must yield tasks, of type"),
         ("x_empty", rows(PROMPT, number=0), "has no tasks"),
         ("x_no_taskset", "import verifiers.v1 as vf\n", 'add the line `__all__ = ["YourTaskset"]`'),
         ("x_broken", "import verifiers.v1, no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),

@@ -39,3 +39,13 @@ def test_a_run_without_checkpoints_that_has_not_ended_has_no_model(tmp_path: Pat
     run = _model(tmp_path / "r")  # its final model may be half written
     with pytest.raises(UserError, match="there is no model in"):
         check_model_exists(str(run))
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, -1])
+def test_weights_that_a_download_has_cut_off_are_refused_by_name(tmp_path: Path, kept: int) -> None:
+    shutil.copytree(model_path("tiny"), tmp_path / "m")
+    check_model_exists(str(tmp_path / "m"))
+    weights = tmp_path / "m" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(UserError, match=r"model\.safetensors is cut off.*download it again"):
+        check_model_exists(str(tmp_path / "m"))

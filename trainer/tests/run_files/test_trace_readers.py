@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from plumbob.console.app import run_app
 from plumbob.trainer.cli import analyze, evaluate
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files import trace_files
@@ -38,13 +37,11 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def command(capsys):
+def command(ended):
     def call(app, *args: str | Path) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            run_app("x", app, [str(arg) for arg in args])
-        assert not exit_.value.code, capsys.readouterr().err
-        return capsys.readouterr().out
+        code, out, err = ended("x", app, *args)
+        assert not code, err
+        return out
 
     return call
 

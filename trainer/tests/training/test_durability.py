@@ -30,11 +30,11 @@ from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.run_files.manifest import write_manifest
 from plumbob.trainer.run_files.run_directory import MetricsLog, truncate_metrics
 from plumbob.trainer.training import checkpoint, record, step, steps
 from plumbob.trainer.training import train as loop
 from plumbob.trainer.training.capacity.out_of_memory import remedies, wake_engine
-from plumbob.trainer.training.checkpoint import write_manifest
 from plumbob.trainer.training.forward_backward import accumulate
 from plumbob.trainer.training.minibatches import make_minibatches
 from plumbob.trainer.training.train import run

@@ -151,7 +151,7 @@ def test_rewards_and_advantages_must_be_one_finite_number_for_each_rollout(tmp_p
             with pytest.raises(OwnFunctionError, match=re.escape(f"{path}, line 1: f {said}")):
                 step_advantages(rows, TrainConfig(**{option: f"{path}:f"}).advantages())
     (tmp_path / "ends.py").write_text("def f(rollouts, settings):\n    exit('enough')\n")
-    with pytest.raises(OwnFunctionError, match=r"--advantage: .*ends.py, line 2: SystemExit: enough"):
+    with pytest.raises(OwnFunctionError, match=r"--advantage: .*ends.py, line 2: it ended the program: enough"):
         step_advantages(rows, TrainConfig(baseline=f"{tmp_path}/ends.py:f").advantages())
     (tmp_path / "waits.py").write_text("async def f(rollouts, settings):\n    return [0.0, 0.0]\n")
     with pytest.raises(OwnFunctionError, match="line 1: f must be a plain function: `def`, not `async def`"):
@@ -159,7 +159,10 @@ def test_rewards_and_advantages_must_be_one_finite_number_for_each_rollout(tmp_p
     (tmp_path / "late.py").write_text("def f(rollouts, settings):\n    for _ in rollouts:\n        yield 1 / 0\n")
     with pytest.raises(OwnFunctionError, match=r"late.py, line 3: ZeroDivisionError"):
         step_advantages(rows, TrainConfig(baseline=f"{tmp_path}/late.py:f").advantages())
-    (tmp_path / "good.py").write_text("def f(rollouts, settings):\n    return [r.reward * 2 for r in rollouts]\n")
+    reads = "import argparse\nargparse.ArgumentParser().parse_args()\n"  # a command line, which must not be train's
+    (tmp_path / "good.py").write_text(
+        f"{reads}def f(rollouts, settings):\n    return [r.reward * 2 for r in rollouts]\n"
+    )
     found = step_advantages(rows, TrainConfig(trained_reward=f"{tmp_path}/good.py:f").advantages())
     assert found.values == [-1.0, 1.0, 0.0] and found.non_finite == 1  # a rollout without a reward is not asked about
 

@@ -22,9 +22,9 @@ from plumbob.trainer.cli.train import check_before_loading, configure
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
+from plumbob.trainer.run_files.manifest import damage, write_manifest
 from plumbob.trainer.run_files.run_directory import lock_directory, saved_checkpoints
 from plumbob.trainer.training import restore
-from plumbob.trainer.training.checkpoint import damage, write_manifest
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
 from transformers import get_scheduler

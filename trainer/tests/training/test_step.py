@@ -16,8 +16,8 @@ from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.manifest import write_manifest
 from plumbob.trainer.training import checkpoint
-from plumbob.trainer.training.checkpoint import write_manifest
 from plumbob.trainer.training.train import run
 
 QUICK = {

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import typer
 from plumbob.console import UserError, first_line, plain
+from plumbob.console.system import ADVICE, output_is_lost, told
 from plumbob.console.text import fitted
 
 ENDING_SECONDS = 10.0
@@ -26,7 +27,9 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
     """
     print_whatever_the_encoding()
     try:
+        _check_folder()
         code = app(args=args, prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
     except UserError as error:
         fail(name, str(error))
     except typer.TyperException as error:
@@ -34,6 +37,8 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
     except typer.Abort:
         sys.exit(1)
     except BaseException as error:
+        if isinstance(error, OSError):
+            end_after(name, error)
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
             _end_in_time(name, 2)
             fail(name, f"{first_line(error).split('. ')[0]}; other processes may hold a part of the memory")
@@ -43,6 +48,25 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
     _end_in_time(name, code)
     gc.freeze()  # Python would look for garbage in all that models leave, for two seconds, before the process ends
     sys.exit(code)
+
+
+def _check_folder() -> None:
+    """Raise UserError if the current folder is gone: nothing can be found or written from there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError(
+            "the current folder has been deleted; change to another one, and start the command there"
+        ) from None
+
+
+def end_after(name: str, error: OSError) -> None:
+    """End the command, if nobody reads its output any more, or after an error that its user can mend: one sentence, code 2."""
+    if output_is_lost() and isinstance(error, BrokenPipeError):  # such as `head`, which wants no more of it
+        sys.exit(1)
+    if error.errno in ADVICE:
+        _end_in_time(name, 2)
+        fail(name, told(error))
 
 
 def _end_in_time(name: str, code: int) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import nullcontext, suppress
 from pathlib import Path
+
+from plumbob.console import UserError
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -33,3 +36,30 @@ def flush_to_disk(*paths: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make a hard link, which needs no space; or a copy, on a file system without them and of another user's file."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def check_output(option: str, path: Path, begin: bytes) -> None:
+    """Raise UserError if no file can be written at `path`, or if one of another kind would be replaced.
+
+    Called before minutes of work. `option` names it, such as "--html"; `begin`: how a file of this kind begins, in small letters.
+    """
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; name a file in it")
+    if not folder.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {folder}; create it first")
+    if path.is_file():
+        with path.open("rb") as file:
+            found = file.read(len(begin)).lower()
+        if found and found != begin:
+            raise UserError(
+                f"{option} {path} is there already and is no such file; name another one, or remove it first"
+            )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
+from plumbob.console.files import check_output
 
 HELP = """Find out why a training run does not learn, from the records of its steps.
 
@@ -48,16 +49,17 @@ def read(words: Sequence[str], name: str) -> int:
         help="try the first remedy, if it is a value of an option: a few steps, three seeds",
     )
     given = parser.parse_args(words)
-    if given.html is not None and not given.html.absolute().parent.is_dir():
-        raise UserError(f"--html {given.html}: there is no folder {given.html.absolute().parent}; create it first")
     from plumbob.doctor.format import read_right
+    from plumbob.doctor.web_page import PAGE, render
+
+    if given.html is not None:
+        check_output("--html", given.html, PAGE[:9].encode())
 
     saved = given.folder.name == "traces.jsonl" or (given.folder / "traces.jsonl").is_file()
     next(iter(() if saved else read_right(given.folder)), None)  # a mistake is told before torch is imported
     from plumbob.doctor.page import lines
     from plumbob.doctor.saved import examination
     from plumbob.doctor.trl.reading import Reading, of_folder
-    from plumbob.doctor.web_page import render
 
     title = f"plumbob.doctor {given.folder}"
     reading = Reading() if saved else of_folder(given.folder)

@@ -79,6 +79,8 @@ def _checked(given: Path | str) -> StepRecord | list[str]:
         return [f"{_field(one['loc'])}{_said(one)}" for one in error.errors()][:MOST_MISTAKES]
     except json.JSONDecodeError as error:
         return [f"it is no JSON: {error}"]
+    except RecursionError:
+        return ["it is nested too deeply"]
     except (ValueError, TypeError) as error:
         return [str(error)]
     return list(_contradictions(record))[:MOST_MISTAKES] or record

@@ -70,7 +70,7 @@ def _read(path: Path) -> Iterator[tuple[Played, bool]]:
         try:
             row = json.loads(line)
             found = [_played(trace) for trace in row.get("traces", [row])]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise UserError(
                 f"{file}, line {number}: is no rollout of verifiers: {type(error).__name__}: {error}"
             ) from None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from plumbob.console import UserError
@@ -90,7 +92,12 @@ class RunFiles:
             return None if found is None else float(found["mean"])
         values = [value for _, value in self.series(metric)]
         part = values[:5] if when == "before" else values[-5:]
-        return math.fsum(part) / len(part) if part else None
+        return mean(part)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
+    return fmean(values) if values else None
 
 
 def option_differences(runs: list[RunFiles]) -> dict[str, list[Any]]:

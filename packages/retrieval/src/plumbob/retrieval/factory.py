@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from plumbob.retrieval.documents import Document, Retriever
-from plumbob.retrieval.kinds import Request, kinds
+from plumbob.retrieval.kinds import BY_NAME, Request
 from plumbob.retrieval.models import check_extra
 from plumbob.retrieval.names import parse_name
 
@@ -52,7 +52,7 @@ def build(
     Raises ValueError for an unknown name, for repeated document ids, and for the retriever golden without golden ids.
     """
     spec = parse_name(name)
-    kind = kinds()[spec.kind]
+    kind = BY_NAME[spec.kind]
     if spec.model is not None:
         check_extra()
     if not kind.shared:
@@ -94,4 +94,4 @@ def prefetch(
 
 @lru_cache(maxsize=SHARED)
 def _shared(request: Request) -> Retriever:
-    return kinds()[parse_name(request.name).kind].build(request)
+    return BY_NAME[parse_name(request.name).kind].build(request)

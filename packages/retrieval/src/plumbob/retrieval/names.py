@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbob.retrieval.kinds import Kind, kinds
+from plumbob.retrieval.kinds import BY_NAME, KINDS, Kind
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -30,12 +30,12 @@ def parse_name(name: str) -> Spec:
     A model is not loaded: of a hub id only the form is checked, and of a path only that it is a directory.
     """
     first, slash, rest = name.partition("/")
-    syntax = ", ".join(dict.fromkeys(kind.syntax for kind in kinds().values()))
-    if first not in kinds():
-        near = difflib.get_close_matches(first.lower(), kinds(), n=1)
+    syntax = ", ".join(kind.syntax for kind in KINDS)
+    if first not in BY_NAME:
+        near = difflib.get_close_matches(first.lower(), BY_NAME, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"there is no retriever {name!r}; {hint}The names are {syntax}")
-    kind = kinds()[first]
+    kind = BY_NAME[first]
     if slash and not (kind.takes_model or kind.variants):
         raise ValueError(
             f"the retriever {first!r} takes no options after its name, got {name!r}; the names are {syntax}"

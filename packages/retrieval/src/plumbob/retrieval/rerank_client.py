@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,7 @@ class _Transient(Exception):
         self.retry_after = retry_after
 
 
+@dataclass(eq=False)
 class RerankClient:
     """Client of a rerank service. Example: RerankClient("http://localhost:8931", model="tei").
 
@@ -37,25 +39,18 @@ class RerankClient:
     remembered by model, query and document text.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        model: str | None = None,
-        token_variable: str = "RERANK_API_KEY",
-        timeout: float = 30.0,
-        attempts: int = 4,
-        first_wait: float = 0.5,
-        concurrency: int = 8,
-    ) -> None:
-        self.url = url.rstrip("/") + "/rerank"
-        self.model = model
-        self.token_variable = token_variable
-        self.timeout = timeout
-        self.attempts = attempts
-        self.first_wait = first_wait
-        self.concurrency = concurrency
-        self._memory = ScoreMemory(model)
+    url: str
+    _: KW_ONLY
+    model: str | None = None
+    token_variable: str = "RERANK_API_KEY"
+    timeout: float = 30.0
+    attempts: int = 4
+    first_wait: float = 0.5
+    concurrency: int = 8
+
+    def __post_init__(self) -> None:
+        self.url = self.url.rstrip("/") + "/rerank"
+        self._memory = ScoreMemory(self.model)
         # httpx connections and asyncio semaphores cannot be used from another event loop than their own.
         self._loops: WeakKeyDictionary[Any, tuple[httpx.AsyncClient, asyncio.Semaphore]] = WeakKeyDictionary()
 

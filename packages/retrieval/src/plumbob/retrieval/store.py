@@ -2,11 +2,11 @@
 
 SQLite is not used for three reasons: its WAL does not work on network file systems, on which clusters have home
 directories; a WAL database cannot be opened from a read-only directory; and one damaged page can make the whole file
-unreadable. With shards, a reader sees a shard complete or not at all, writers never wait for each other, a shard with a
-wrong checksum is ignored, and two processes may write the same vector.
+unreadable. With shards, a reader sees a shard complete or not at all, writers never wait for each other, a damaged shard
+is ignored, and two processes may write the same vector.
 
-A shard consists of MAGIC, a 16-byte digest of the rest, count and dimension (little-endian uint32), `count` keys of 16
-bytes, and `count` vectors (float32).
+A shard is a .npz file of numpy, named by the digest of its bytes: `keys`, uint8 [count, KEY_BYTES], and `vectors`,
+float32 [count, dimension].
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ import hashlib
 import itertools
 import logging
 import os
-import struct
 import uuid
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 CACHE_VARIABLE = "PLUMBOB_CACHE"
-MAGIC = b"PLUMBOBV"
 KEY_BYTES = 16
-_SIZES = struct.Struct("<II")
-_HEAD = len(MAGIC) + KEY_BYTES + _SIZES.size
 KEPT = 2**18
 """Most vectors in memory: 400 MB of 384 dimensions, more than the paragraphs of MuSiQue. Others are embedded again."""
 MERGE_ABOVE = 256
@@ -45,7 +42,11 @@ def cache_directory() -> Path:
 
 def key_of(text: str) -> bytes:
     """The key of a text's vector: a digest of 16 bytes."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+    return _digest(text.encode("utf-8", "surrogatepass"))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=KEY_BYTES).digest()
 
 
 class VectorStore:
@@ -62,9 +63,6 @@ class VectorStore:
         self.refresh()
         if len(self._seen) > MERGE_ABOVE:
             self._merge()
-
-    def __len__(self) -> int:
-        return len(self._place)
 
     def get(self, key: bytes) -> np.ndarray | None:
         """The vector of `key`, float32 [dimension]; None if there is none."""
@@ -104,7 +102,7 @@ class VectorStore:
     def refresh(self) -> None:
         """Read the shards that have been added to the directory since the last call."""
         try:
-            names = sorted(name for name in os.listdir(self.directory) if name.endswith(".shard"))
+            names = sorted(name for name in os.listdir(self.directory) if name.endswith(".npz"))
         except OSError:
             return
         for name in names:
@@ -119,15 +117,16 @@ class VectorStore:
             self._place.setdefault(key, (vectors, row))
 
     def _write(self, keys: Sequence[bytes], vectors: np.ndarray) -> str:
-        body = _SIZES.pack(*vectors.shape) + b"".join(keys) + vectors.astype("<f4").tobytes()
-        digest = hashlib.blake2b(body, digest_size=KEY_BYTES).digest()
-        name = f"{digest.hex()}.shard"
+        np.savez(
+            content := BytesIO(), keys=np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), vectors=vectors
+        )
+        name = f"{_digest(content.getvalue()).hex()}.npz"
         self.directory.mkdir(parents=True, exist_ok=True)
         # tempfile.mkstemp makes files that only their owner can read, but several users may share a cache.
         temporary = self.directory / f".writing-{uuid.uuid4().hex}"
         try:
             with temporary.open("xb") as stream:
-                stream.write(MAGIC + digest + body)
+                stream.write(content.getvalue())
             os.replace(temporary, self.directory / name)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -163,15 +162,7 @@ def read_shard(path: Path) -> tuple[list[bytes], np.ndarray] | None:
         content = path.read_bytes()
     except OSError:
         return None
-    start = len(MAGIC) + KEY_BYTES
-    if len(content) < _HEAD or content[: len(MAGIC)] != MAGIC:
+    if _digest(content).hex() != path.stem:
         return None
-    if content[len(MAGIC) : start] != hashlib.blake2b(memoryview(content)[start:], digest_size=KEY_BYTES).digest():
-        return None
-    count, dimension = _SIZES.unpack(content[start:_HEAD])
-    vectors_at = _HEAD + count * KEY_BYTES
-    if len(content) != vectors_at + 4 * count * dimension:
-        return None
-    keys = content[_HEAD:vectors_at]
-    vectors = np.frombuffer(content, dtype="<f4", offset=vectors_at).reshape(count, dimension)
-    return [keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES)], vectors
+    with np.load(BytesIO(content)) as shard:
+        return [key.tobytes() for key in shard["keys"]], shard["vectors"]

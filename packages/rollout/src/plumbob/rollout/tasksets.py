@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 import verifiers.v1 as vf
@@ -48,6 +49,18 @@ def _object_or_same(value: Any) -> Any:
         return json.loads(value)
     except ValueError:
         return value
+
+
+def each_task(taskset: vf.Taskset) -> Iterator[vf.Task]:
+    """The tasks in order, loaded as they are read. Raises ValueError if `load` gives something else, and whatever it raises."""
+    try:
+        yield from taskset
+    except AttributeError as error:
+        if error.name != "with_data":
+            raise
+        raise ValueError(
+            f"load() must yield tasks, of type verifiers.v1.Task, not {type(error.obj).__name__}"
+        ) from None
 
 
 def setting_names(module: str) -> list[str]:

@@ -159,10 +159,13 @@ async def _take_signals(plan: Plan, trace: Trace, caller: Caller, running: list[
             if isinstance(result, Mapping):
                 unseed(trace.metrics if signals is metrics else trace.rewards, signal.name)
             for name, value in result.items() if isinstance(result, Mapping) else [(signal.name, result)]:
-                if signals is metrics:
-                    trace.record_metric(name, value)
-                else:
-                    trace.record_reward(name, value, signal.weight)
+                try:
+                    if signals is metrics:
+                        trace.record_metric(name, value)
+                    else:
+                        trace.record_reward(name, value, signal.weight)
+                except (TypeError, ValueError) as error:
+                    raise TypeError(f"`{signal.name}` gave {value!r:.60} where a number is needed") from error
 
 
 @functools.lru_cache(1024)

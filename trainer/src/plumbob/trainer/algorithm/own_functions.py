@@ -106,8 +106,9 @@ class OwnFunction:
         except (Exception, SystemExit) as error:
             if type(error).__name__ == "OutOfMemoryError":  # torch's: the trainer answers it with smaller microbatches
                 raise
+            kind = "it ended the program" if isinstance(error, SystemExit) else type(error).__name__
             lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
-            raise self.error(f"{type(error).__name__}: {first_line(error)}", lines[-1] if lines else None) from error
+            raise self.error(f"{kind}: {first_line(error)}", lines[-1] if lines else None) from error
 
     def numbers(self, given: Any, settings: Any, count: int) -> list[float]:
         """`count` finite numbers that the function gives, a tensor or any other sequence. Raises OwnFunctionError."""
@@ -151,5 +152,12 @@ def _load(function: OwnFunction) -> Callable[[Any, Any], Any]:
     spec = importlib.util.spec_from_file_location(name, function.path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    given, sys.argv = (
+        sys.argv,
+        [str(function.path)],
+    )  # a file that reads a command line gets none: this one is not its own
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.argv = given
     return getattr(module, function.name)

@@ -14,13 +14,14 @@ from typing import Annotated, Any
 import typer
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.console.app import run_app
+from plumbob.console.files import check_output
 from plumbob.console.version import version_option
 from plumbob.console.working import Working
 from plumbob.doctor import __main__ as records
 from plumbob.doctor.confirm import confirm, trial_of
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.page import lines
-from plumbob.doctor.web_page import render
+from plumbob.doctor.web_page import PAGE, render
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import first_ctrl_c
 from plumbob.trainer.cli.train import CONFIG_FILE, ENV_OPTION, UNKNOWN, check_before_loading, configure
@@ -58,7 +59,7 @@ def doctor(**given: Any) -> int:
     )
     named = given.get("env") or []
     if page is not None:
-        _check_page(Path(page).absolute())
+        check_output("--html", Path(page), PAGE[:9].encode())
     config, directory = _settings(named[0] if len(named) == 1 else None, given)
     if tried and directory is None:
         raise UserError("--confirm tries a remedy for a run: name a run directory")
@@ -123,14 +124,6 @@ def _settings(target: str | None, given: dict[str, Any]) -> tuple[TrainConfig, P
         raise UserError(f"doctor examines one environment at a time: name one of {', '.join(names)}")
     check_before_loading(config, None)
     return config, None
-
-
-def _check_page(page: Path) -> None:
-    """Raises UserError if the HTML page cannot be written there. Called before minutes of work."""
-    if page.is_dir():
-        raise UserError(f"--html {page} is a folder; name a file in it")
-    if not page.parent.is_dir():
-        raise UserError(f"--html {page}: there is no folder {page.parent}; create it first")
 
 
 def _is_run_directory(target: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from plumbob.console import UserError
 from plumbob.console.app import run_app
+from plumbob.console.files import check_output
 from plumbob.console.version import version_option
 from plumbob.trainer.cli.loading import fast_imports, import_verifiers
 from plumbob.trainer.cli.train import CONFIG_FILE, UNKNOWN, settling
@@ -60,9 +61,10 @@ def predict(**given: Any) -> int:
     if given["num_examples"] is None and given["resume"] is None:
         given["num_examples"] = -1
     config, directory = _configure(given)
-    if file is not None and (Path(file).is_dir() or not Path(file).absolute().parent.is_dir()):
-        why = "it is a folder" if Path(file).is_dir() else "there is no such folder"
-        raise UserError(f"--output-file {file} cannot be written: {why}")
+    if file is not None:
+        check_output("--output-file", Path(file), b"{")
+        if Path(file).name in ("metrics.jsonl", "warnings.jsonl"):
+            raise UserError(f"--output-file {file} has the name of a file that a run writes; name another one")
     if len(config.envs) != 1 or config.rollouts_per_example != 1:
         raise UserError(
             "predict writes one answer per task: name one environment, and leave out --rollouts-per-example"

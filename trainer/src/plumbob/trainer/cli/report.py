@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from plumbob.console import UserError, counted
 from plumbob.console.app import run_app
+from plumbob.console.files import check_output
 from plumbob.console.help import Command
 from plumbob.console.version import version_option
 
@@ -57,8 +58,8 @@ def report(
     from plumbob.trainer.report.write import REPORT, read, write
 
     path = output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file, as in -o {path / REPORT}")
+    if output is not None:
+        check_output("--output", output, b"<!doctype")
     found = read(runs, limit, say=_say)
     _say(f"writing {path}")
     try:

@@ -37,6 +37,7 @@ def serve(**given: Any) -> int:
     _check_address(config.host, config.port)
     with contextlib.suppress(KeyboardInterrupt):
         with fast_imports(f"torch and {config.model}"):
+            import plumbob.trainer.rollouts.templates
             import plumbob.trainer.serving.server  # noqa: F401 - what `_serve` imports
         asyncio.run(_serve(config, template))
     return 0

@@ -53,9 +53,15 @@ from plumbob.trainer.config.train import PLACE, TrainConfig
 from plumbob.trainer.evaluation.results import first_trace
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.run_files import start
+from plumbob.trainer.run_files.manifest import check_whole
 from plumbob.trainer.run_files.metric_names import check_metric
 from plumbob.trainer.run_files.model_path import check_model_exists
-from plumbob.trainer.run_files.run_directory import check_can_be_made, run_directory_of, saved_checkpoints
+from plumbob.trainer.run_files.run_directory import (
+    check_can_be_made,
+    check_is_free,
+    run_directory_of,
+    saved_checkpoints,
+)
 from plumbob.trainer.run_files.trace_files import trace_paths
 
 app = typer.Typer(rich_markup_mode=None)
@@ -295,6 +301,16 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
         check_reporting(config)
         if run_dir is None:
             check_can_be_made(config)
+        else:
+            _check_can_go_on(config, run_dir)
+
+
+def _check_can_go_on(config: TrainConfig, path: Path) -> None:
+    """Raise UserError if another process writes to the run, or if files of the checkpoint to resume from are missing or cut."""
+    directory = run_directory_of(path)
+    check_is_free(directory)
+    for checkpoint in [path] if path != directory else saved_checkpoints(directory)[-1:]:
+        check_whole(checkpoint, config.COMMAND, checksums=False)
 
 
 def _processes() -> int:

@@ -8,6 +8,7 @@ Imports nothing heavy.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +30,14 @@ a line break at the template's beginning that a block in front of it would remov
 def read_parts(parts: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     """(the Jinja file or None, values of template variables): those given as NAME=VALUE, in JSON or else as text.
 
+    A file that has NAME=VALUE as its name is that file.
+
     Example: read_parts(["enable_thinking=false", "date_string=1 Jan 2025"]). Raises UserError.
     """
     file, values = None, {}
     for part in parts:
         name, equals, text = part.partition("=")
-        if not (equals and name.isidentifier()):
+        if not (equals and name.isidentifier()) or os.path.isfile(part):
             require(file is None, f"--chat-template takes one file, not {file} and {part}; a variable is NAME=VALUE")
             file = part
             continue
@@ -86,7 +89,7 @@ def unchanged(template: str) -> str:
 def read_template(file: str) -> str:
     """The text of a chat template. Raises UserError if it cannot be read or is not valid Jinja."""
     try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
+        text = Path(file).expanduser().read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no file {file} (--chat-template; a variable is given as NAME=VALUE)") from None
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import Literal
 from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import read_parts
 from plumbob.trainer.config.options import THE_RUN, check_run_name, check_values, option, require, to_toml
-from plumbob.trainer.config.rollout_options import RolloutOptions
+from plumbob.trainer.config.rollout_options import COLDEST, RolloutOptions
 
 FIXED_ON_RESUME = (
     "envs", "model", "engine", "chat_template", "env_args", "datasets", "rollouts_per_example",
@@ -52,7 +52,7 @@ class EvaluateConfig(RolloutOptions):
     """Number of rollouts of each task."""
     pass_threshold: float = option(1.0)
     """Smallest reward with which a rollout counts as passed in pass@k."""
-    seed: int = option(0)
+    seed: int = option(0, at_least=0)
     """Seed of sampling."""
     oracle: bool = option(False)
     """Play each task's own perfect transcript instead of sampling from a model, to test the environment and its
@@ -73,6 +73,10 @@ class EvaluateConfig(RolloutOptions):
         check_values(self)
         check_run_name(self.run_name)
         require(bool(self.envs), "name an environment: `hub list` shows what is installed")
+        require(
+            self.api_key_var.isidentifier(),
+            "--api-key-var takes the name of a variable, such as OPENAI_API_KEY, not a key",
+        )
         require(len(set(self.envs)) == len(self.envs), "an environment is named twice; name each one once")
         require(
             self.num_examples is None or self.num_examples >= 1 or self.num_examples == -1,
@@ -96,6 +100,7 @@ class EvaluateConfig(RolloutOptions):
             file is None or self.engine != "openai",
             "with --engine openai the server renders messages: give --chat-template to the server",
         )
+        require(not 0 < (self.temperature or 0) < COLDEST, f"--temperature must be 0 (greedy) or at least {COLDEST:g}")
         greedy = self.sampling_temperature == 0
         require(
             not (greedy and self.rollouts_per_example > 1),

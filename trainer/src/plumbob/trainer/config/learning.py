@@ -43,7 +43,7 @@ class LearningConfig:
     """Order of the training tasks in each epoch: shuffled with --seed, as the environment gives them, or by their
     difficulty, easiest first (curriculum). auto: as the environment gives them if its setting shuffle=false or
     curriculum=true is given, else shuffled."""
-    seed: int = option(0)
+    seed: int = option(0, at_least=0)
     """Seed of the order of tasks, of sampling and of the initial LoRA adapter."""
 
     max_steps: int = option(30, group="The schedule")

@@ -183,6 +183,7 @@ def _coerce(name: str, value: Any, hint: Any, choices: tuple[str, ...]) -> Any:
     matches = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
     require(matches, f"{flag(name)} must be {KINDS[hint]}, not {value!r}")
     require(hint is not float or math.isfinite(value), f"{flag(name)} must be a finite number, not {value}")
+    require(hint is not int or abs(value) < 2**63, f"{flag(name)} must be a number of 64 bits, not {value}")
     return value
 
 
@@ -229,7 +230,7 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     `name`.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
     except OSError as error:
@@ -240,13 +241,15 @@ def read_file(path: Path, cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         _check_command(path, content.pop("command", cls.COMMAND), cls.COMMAND)
     known, fields = spellings(cls), {f.name: f for f in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
+    written: dict[str, str] = {}
     unknown_options: dict[str, Any] = {}
     for key, value in _whole_template(content).items():
         name = known.get(key.replace("-", "_"))
         if name is None:
             unknown_options[key] = value
             continue
-        require(name not in values, f"{path} gives {name!r} twice, once as {key!r}")
+        before = written.setdefault(name, key)
+        require(before == key, f"{path} gives one option twice, as {before!r} and as {key!r}; leave one of them out")
         if name == "env" and isinstance(value, dict):
             unknown_options |= {k: v for k, v in value.items() if k != "name"}
             if "name" in value:

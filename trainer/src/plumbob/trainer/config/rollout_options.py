@@ -11,6 +11,10 @@ ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "qwe
 """The names of `plumbob.rollout.tool_formats`, which this module does not import because it loads slowly."""
 
 
+COLDEST = 1e-6
+"""Lowest sampling temperature above 0: below it, scores divided by it overflow in float32."""
+
+
 @dataclass(frozen=True)
 class ChatOptions:
     """The settings of how conversations are written for the model."""

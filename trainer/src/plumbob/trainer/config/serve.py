@@ -32,6 +32,8 @@ class ServeConfig(ChatOptions):
 
     def __post_init__(self) -> None:
         check_values(self)
+        plain = re.fullmatch(r"[\w.:%-]+", self.host) is not None
+        require(plain, f"--host takes an address or a host name, without scheme, port and path, so not {self.host!r}")
         for name in self.allow_host:
             plain = re.fullmatch(r"\*|[\w.-]+", name) is not None
             require(plain, f"--allow-host takes a host name such as gpu-box, without scheme and port, so not {name!r}")

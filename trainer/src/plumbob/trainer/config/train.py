@@ -22,7 +22,7 @@ from plumbob.trainer.config.options import (
     settable,
     to_toml,
 )
-from plumbob.trainer.config.rollout_options import RolloutOptions
+from plumbob.trainer.config.rollout_options import COLDEST, RolloutOptions
 
 FIXED_ON_RESUME = (
     "env",
@@ -143,7 +143,10 @@ class TrainConfig(RolloutOptions, LearningConfig):
         require(
             self.max_steps >= 1 or self.max_steps == -1, f"--max-steps must be at least 1, or -1, not {self.max_steps}"
         )
-        require(self.temperature > 0, "--temperature must be above 0: greedy rollouts of one task would all be equal")
+        require(
+            self.temperature >= COLDEST,
+            f"--temperature must be above 0 (at least {COLDEST:g}): greedy rollouts of one task would all be equal",
+        )
         for pair in self.env_args:
             require("=" in pair, f"--env-arg needs key=value, not {pair!r}")
         read_parts(self.chat_template)

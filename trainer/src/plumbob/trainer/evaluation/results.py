@@ -96,7 +96,7 @@ def first_trace(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} line 1 is not a stored trace") from None
 
 
-NOT_A_TRACE = (ValueError, KeyError, TypeError, AttributeError)
+NOT_A_TRACE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def _traces(line: str) -> list[Any]:

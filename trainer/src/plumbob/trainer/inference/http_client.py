@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
+from plumbob.console import UserError
 
 T = TypeVar("T")
 
@@ -81,6 +82,10 @@ class HttpThread:
     """A thread that runs an event loop with aiohttp sessions. Its methods may be called from any other thread."""
 
     def __init__(self, timing: Timing, api_key: str | None = None) -> None:
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise UserError(
+                "the API key has a line break or another character that no request can hold; set it without"
+            )
         self.timing = timing
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._sessions: dict[bool, aiohttp.ClientSession] = {}

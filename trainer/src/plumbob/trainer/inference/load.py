@@ -18,7 +18,7 @@ from plumbob.trainer.inference.chat_server import ChatServer
 from plumbob.trainer.inference.engine import engine_module
 from plumbob.trainer.inference.token_servers import TokenServers, check_model, connection, root_url
 from plumbob.trainer.policy.call_tokens import write_calls_as_text
-from plumbob.trainer.policy.forward_plan import moved, plan_forward
+from plumbob.trainer.policy.forward_plan import moved, plan_forward, vocabulary
 from plumbob.trainer.policy.loading import (
     cast_weights,
     load_chat,
@@ -108,13 +108,13 @@ def load_engine_here(
         max_context = min(4096, positions or 4096)
     elif positions is not None and max_context > positions:
         raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
-    chat = load_chat(tokenizer, loaded.generation_config, tool_format)
+    chat = load_chat(tokenizer, loaded.generation_config, tool_format, vocabulary(loaded))
     if write_calls_as_text(tokenizer, chat, loaded, tool_format):
         chat = load_chat(tokenizer, loaded.generation_config, tool_format)
     torch.set_num_threads(threads_for(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):
-        plan = plan_forward(loaded, max_context, len(tokenizer))
+        plan = plan_forward(loaded, max_context, min(len(tokenizer), vocabulary(loaded)))
         measured = choice.measure(engine, loaded, plan, max_context, device, 1)
     dtype = torch.bfloat16 if bf16 else torch.float32
     loaded = cast_weights(loaded.to(device), dtype)

@@ -85,7 +85,11 @@ class TokenServers:
 
 def root_url(url: str, option: str = "--vllm-url") -> str:
     """A server's URL without a slash or /v1 at its end. Raises UserError, naming `option`, if `url` is not a URL."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        _ = parts.port  # which is read now
+    except ValueError:  # such as half an IPv6 address, or a port that is no number
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(f"{option} {url!r} is not the URL of a server; give one like http://127.0.0.1:8000")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -105,22 +105,30 @@ def load_chat(
     tokenizer: Any,
     generation_config: GenerationConfig | None,
     tool_format: str | None = None,
+    embedded: int | None = None,
 ) -> Chat:
     """The tokenizer's chat template. A turn ends at the template's own end token or one of the generation config's.
 
-    `tool_format`: the name of one, or None to choose it from the chat template.
-    Raises UserError if the chat template cannot be used.
+    `tool_format`: the name of one, or None to choose it from the chat template. `embedded`: number of ids that the model knows.
+    Raises UserError if the chat template cannot be used, or writes ids that the model does not know.
     """
     eos = generation_config.eos_token_id if generation_config is not None else None
     ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     try:
-        return Chat.of(
+        chat = Chat.of(
             tokenizer,
             stop_token_ids=ids,
             tool_format=None if tool_format is None else named(tool_format),
         )
+        highest = max(chat.prompt([{"role": "user", "content": "?"}], tools=[]).token_ids) if embedded else -1
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template cannot be used: {error}") from None
+    if embedded is not None and highest >= embedded:
+        raise UserError(
+            f"this model's chat template writes the token {tokenizer.convert_ids_to_tokens(highest)!r} with id {highest}, and the "
+            f"model knows {embedded} ids: tokens were added to the tokenizer, and the model was not resized for them"
+        )
+    return chat
 
 
 TINY = 10_000_000

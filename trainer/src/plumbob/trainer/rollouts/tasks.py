@@ -384,7 +384,7 @@ class _Opened:
     def iterate(self) -> Iterator[vf.Task]:
         """The tasks, loaded as they are read. Raises UserError if the environment's code fails."""
         with refused(self.source.name):
-            yield from self.taskset
+            yield from tasksets.each_task(self.taskset)
 
     def read(self, limit: int = -1) -> list[vf.Task]:
         """The first `limit` tasks (-1: all), checked. Raises UserError if there are none."""

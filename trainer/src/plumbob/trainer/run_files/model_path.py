@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from plumbob.trainer.config.bundled_models import bundled_folder
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
 
 ADAPTER_CONFIG = "adapter_config.json"
+LFS = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that a repository holds in place of a large one, until Git LFS has fetched that."""
 RUNS = "runs"
 """Folder of run directories, unless --output-dir says otherwise: nobody on the hub has this name."""
 
@@ -53,12 +56,20 @@ def best_checkpoint(run_dir: Path) -> list[Path]:
 
 
 def check_model_exists(name: str) -> None:
-    """Raise UserError if the name is empty, or that of a folder that holds no model.
+    """Raise UserError if the name is empty, an address, or that of a folder that holds no model, or only a part of one.
 
     A name with one slash is one of the Hugging Face hub, such as Qwen/Qwen2.5-0.5B, unless its first part is a folder here.
     """
     if not name.strip():
         raise UserError("--model is empty; give a model's name or folder")
+    if "://" in name:
+        hub = re.fullmatch(r"https://huggingface\.co/([\w.-]+/[\w.-]+).*", name)
+        said = (
+            f"on the Hugging Face hub it is {hub[1]!r}"
+            if hub
+            else "give its folder, or its name on the Hugging Face hub"
+        )
+        raise UserError(f"--model takes a name, not the address {name!r}: {said}")
     path = model_path(name)
     parent = Path(name).expanduser().parent
     if path == name and not Path(path).exists() and str(parent) != "." and (parent.is_dir() or str(parent) == RUNS):
@@ -67,5 +78,31 @@ def check_model_exists(name: str) -> None:
         )
         raise UserError(f"there is no {name!r}: {lacks}")
     looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
+    if not looks_local and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+        raise UserError(
+            f"--model {name!r} is neither a folder here nor a name on the Hugging Face hub, such as Qwen/Qwen2.5-0.5B"
+        )
     if looks_local and not any((Path(path) / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
         raise UserError(f"there is no model in {name!r}: it has no config.json")
+    for file in (*sorted(Path(path).glob("*.safetensors")), Path(path) / "tokenizer.json") if looks_local else ():
+        if file.is_file() and (wrong := _cut_off(file)):
+            raise UserError(f"there is no whole model in {name!r}: {file.name} {wrong}")
+
+
+def _cut_off(file: Path) -> str | None:
+    """What a model's file is in place of a whole one, by its first bytes and its size, as the end of a sentence; else None."""
+    with file.open("rb") as opened:
+        begin, size = opened.read(len(LFS)), file.stat().st_size
+        if begin == LFS:
+            return "is a pointer of Git LFS, not the file; run `git lfs pull` in that repository"
+        if file.suffix != ".safetensors":
+            return None if begin else "is empty"
+        # The layout: the length of the header in 8 bytes, the header in JSON, and all tensors one after the other.
+        length = int.from_bytes(begin[:8], "little")
+        opened.seek(8)
+        try:
+            header = json.loads(opened.read(length if 8 + length <= size else 0))
+            whole = 8 + length + max(one["data_offsets"][1] for name, one in header.items() if name != "__metadata__")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return "is cut off, or no file of safetensors; download it again"
+    return None if size >= whole else f"is cut off: it has {size} of {whole} bytes; download it again"

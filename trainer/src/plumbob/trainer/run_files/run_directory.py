@@ -222,7 +222,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text(errors="replace").splitlines():
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             break
         if not isinstance(row, dict):
             break

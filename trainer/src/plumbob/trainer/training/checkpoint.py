@@ -1,12 +1,8 @@
-"""Checkpoints: each is written to a temporary folder, then renamed, so a folder with a final name is complete.
-
-manifest.json has size and SHA-256 of each file of a checkpoint, so that damage is found before it is loaded.
-"""
+"""Checkpoints: each is written to a temporary folder, then renamed, so a folder with a final name is complete."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -19,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from plumbob.console import first_line
-from plumbob.console.files import flush_to_disk, write_whole
+from plumbob.console.files import flush_to_disk
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interrupted
+from plumbob.trainer.run_files.manifest import write_manifest
 from plumbob.trainer.run_files.run_directory import saved_checkpoints
 from plumbob.trainer.training.run import kept_step
 from safetensors import SafetensorError
@@ -29,7 +26,6 @@ from safetensors import SafetensorError
 if TYPE_CHECKING:
     from plumbob.trainer.training.run import Run, TrainState
 
-MANIFEST = "manifest.json"
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """What writing model files raises on a full disk: torch and safetensors have errors of their own."""
 SAVING_SHARE = 0.03
@@ -211,52 +207,3 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["cpu"].cpu())
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
-
-
-def write_manifest(folder: Path) -> None:
-    """Write manifest.json over all other files of a folder and its subfolders; all are on the disk then. Raises OSError."""
-    files = _files(folder)
-    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL, so large files are read side by side
-        entries = dict(zip(files, pool.map(lambda name: _entry(folder / name), files), strict=True))
-        list(pool.map(flush_to_disk, (folder / name for name in files)))
-    write_whole(folder / MANIFEST, json.dumps(entries, indent=1))
-    flush_to_disk(*(path for path in folder.rglob("*") if path.is_dir()), folder)
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with the first file that differs from manifest.json, in a few words; None if all are intact."""
-    try:
-        entries = json.loads((folder / MANIFEST).read_text())
-        wanted = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
-    except FileNotFoundError:
-        return f"it has no {MANIFEST}"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} cannot be read: {error}"
-
-    def check(name: str) -> str | None:
-        size, checksum = wanted[name]
-        path = folder / name
-        try:
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size} bytes instead of {size}"
-            return (
-                None if _entry(path)["sha256"] == checksum else f"{name} does not have the checksum it was saved with"
-            )
-        except FileNotFoundError:
-            return f"{name} is missing"
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-
-    with ThreadPoolExecutor() as pool:
-        return next(filter(None, pool.map(check, wanted)), None)
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
-    )
-
-
-def _entry(path: Path) -> dict[str, int | str]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -25,9 +25,9 @@ from plumbob.trainer.report.write import write_at_end
 from plumbob.trainer.reporting.hub_upload import push_to_hub
 from plumbob.trainer.reporting.model_card import model_card
 from plumbob.trainer.reporting.progress_table import bars_for, sparkline
+from plumbob.trainer.run_files.manifest import damage
 from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training import checkpoint
-from plumbob.trainer.training.checkpoint import damage
 from plumbob.trainer.training.run import Run, kept_step
 from plumbob.trainer.training.sft.demonstrations import counts
 from plumbob.trainer.watch.warnings import read_warnings

@@ -16,8 +16,9 @@ from plumbob.console import UserError, first_line
 from plumbob.trainer.config.options import as_text, flag, settings_in
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import Estimate
+from plumbob.trainer.run_files.manifest import check_whole
 from plumbob.trainer.run_files.run_directory import run_directory_of, saved_checkpoints
-from plumbob.trainer.training.checkpoint import damage, latest, own_file, set_random_state
+from plumbob.trainer.training.checkpoint import latest, own_file, set_random_state
 from plumbob.trainer.training.run import Run, restored_best
 from safetensors import SafetensorError
 
@@ -33,8 +34,7 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     if folder is None:
         print(f"{run_dir} has no checkpoint yet: the run begins again with its first step", file=sys.stderr)
         return None
-    if (wrong := damage(folder)) is not None:
-        raise UserError(f"the checkpoint {folder} is damaged: {wrong}{_intact_before(folder, config.COMMAND)}")
+    check_whole(folder, config.COMMAND)
     if not (folder / "trainer.pt").is_file():
         raise UserError(
             f"{folder} has no optimizer state to resume with; start a new run from it with --model {folder / 'model'}"
@@ -48,16 +48,6 @@ def choose_checkpoint(path: Path, config: TrainConfig) -> Path | None:
     _check_settings(folder, saved, config)
     _check_steps(finished, config)
     return folder
-
-
-def _intact_before(path: Path, command: str) -> str:
-    """The end of a sentence about a damaged checkpoint: how to resume from the newest older one that is intact."""
-    everything = saved_checkpoints(run_directory_of(path))
-    older = everything[: everything.index(path)]
-    intact = next((p for p in reversed(older) if damage(p) is None), None)
-    if intact is None:
-        return "; the run has no older checkpoint that is intact"
-    return f"; {intact.name} is intact, and this resumes from it:  {command} --resume {intact}"
 
 
 def _check_settings(folder: Path, saved: TrainConfig, config: TrainConfig) -> None:

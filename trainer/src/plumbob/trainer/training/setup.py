@@ -101,7 +101,7 @@ def set_up(
         check_context(model, config)
         if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
             write_calls_as_text(tokenizer, chat, model, config.tool_format)
-        chat = load_chat(tokenizer, model.generation_config, config.tool_format)
+        chat = load_chat(tokenizer, model.generation_config, config.tool_format, vocabulary(model))
         environments = tuple(
             dataclasses.replace(tasks, notes=[*tasks.notes, *check_template(chat, tasks, config.model)])
             for tasks in environments
@@ -128,7 +128,9 @@ def set_up(
         divided = request.divides(world)
         # A model that is divided begins on the CPU, on every process.
         plan, measured = world.from_main(
-            _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
+            _measured(model, config, world, min(len(tokenizer), vocabulary(model)), back=divided)
+            if world.is_main
+            else None
         )
         start.lap("measuring")
         policy = Policy(model, config, world.device, whole=not divided, plan=plan)
@@ -199,7 +201,8 @@ def _measured(
 ) -> tuple[ForwardPlan, choice.Measured]:
     """How trainer and engine must compute this model, measured and printed. One process does it for all.
 
-    `num_ids`: size of the tokenizer. `back`: if the model is moved to the GPU for this, it is moved back.
+    `num_ids`: number of ids that both the tokenizer and the model know.
+    `back`: if the model is moved to the GPU for this, it is moved back.
     """
     with moved(model, world.device, back=back):
         plan = plan_forward(model, config.max_context, num_ids)

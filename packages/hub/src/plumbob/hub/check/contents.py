@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -13,9 +12,9 @@ from plumbob.hub.check.report import Result, judged
 from plumbob.hub.check.target import Subject
 from plumbob.hub.index.contents import foreign
 from plumbob.hub.index.taken import taken
-from plumbob.hub.index.wheels import Wheel, parse_record, read_wheel
+from plumbob.hub.index.wheels import Wheel, build_wheel
+from plumbob.hub.installed.interrupted import parse_record
 from plumbob.hub.names import normalise
-from plumbob.hub.uv.command import Command, find_uv, run
 
 _INSTALLER = ("/INSTALLER", "/REQUESTED", "/direct_url.json", "/uv_cache.json", "/uv_build.json")
 
@@ -32,12 +31,8 @@ def contents(subject: Subject, timeout: float) -> Result:
         wheel = _recorded(found)
         return judged("contents", f"{counted(len(wheel.members), 'file')}, all its own", foreign(wheel))
     with tempfile.TemporaryDirectory(prefix="hub-check-") as out:
-        build = ("build", "--quiet", "--wheel", "--no-sources", "--no-create-gitignore", "--python", sys.executable)
-        done = run(Command((find_uv(), *build, "--out-dir", out, str(subject.root))), quiet=True, timeout=timeout)
-        if done.returncode != 0:
-            return judged("contents", "", [f"its wheel cannot be built: {done.reason()}"])
         try:
-            wheel = next(read_wheel(file) for file in Path(out).glob("*.whl"))
+            wheel = build_wheel(subject.root, Path(out), "--no-sources", timeout=timeout)
         except UserError as error:
             return judged("contents", "", [str(error)])
     return judged("contents", f"{counted(len(wheel.members), 'file')}, all its own", foreign(wheel) or taken(wheel))

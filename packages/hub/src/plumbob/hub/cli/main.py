@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,20 +35,15 @@ def _run(name: str, app: typer.Typer) -> NoReturn:
     from plumbob.console.app import run_app
 
     try:
-        try:
-            run_app(name, app)
-        finally:
-            sys.stdout.flush()
+        run_app(name, app)
     except OSError as error:
         _end(name, error)
 
 
 def _end(name: str, error: OSError) -> NoReturn:
     """End the command after an error of the operating system: one sentence and exit code 2."""
-    if isinstance(error, BrokenPipeError):  # whatever reads the output, such as `head`, wants no more of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    from plumbob.console.app import fail
-    from plumbob.hub.text import told
+    from plumbob.console.app import end_after, fail
+    from plumbob.console.system import told
 
+    end_after(name, error)
     fail(name, told(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -89,7 +90,7 @@ def vf_install(
     ] = LOAD_SECONDS,
     version: Annotated[bool, version_option("plumbob-hub")] = False,
 ) -> int:
-    from plumbob.hub.install.install import Options, Outcome, install, trainer_is_here
+    from plumbob.hub.install.install import Options, Outcome, install
 
     options = Options(path, from_repo, branch, repo, index, upgrade, prerelease, save, trust_index, dry_run, timeout)
     outcomes = install(names, options, Path.cwd())
@@ -108,7 +109,11 @@ def vf_install(
     print(fitted("\n".join(" ".join(line(o).splitlines()) for o in outcomes)))
     names_done = [name for o in done for name in o.names]
     if names_done:
-        hint = "" if trainer_is_here() else "  (both need plumbob-trainer, which is not installed here)"
+        hint = (
+            ""
+            if entry_points(group="console_scripts", name="train")
+            else "  (both need plumbob-trainer, which is not installed here)"
+        )
         print()
         print(
             fitted(

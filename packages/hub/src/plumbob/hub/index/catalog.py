@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from plumbob.console import UserError
 from plumbob.hub.index.entries import entry
-from plumbob.hub.index.versions import choose_version
+from plumbob.hub.index.versions import version_of
 from plumbob.hub.names import environment_name, is_first_party
 
 if TYPE_CHECKING:
@@ -45,12 +44,19 @@ def read_wheels(index: Index, text: str) -> tuple[list[dict[str, Any]], int]:
             f"{index.location.url} has no catalog, and its list of names is too long to search; give a name to `hub info`"
         )
     names = [n for n in listed if is_first_party(n) and all(word in n for word in words)]
-    found = []
-    for name in names[:_MOST_WHEELS]:
-        _, wheels = choose_version(index.files(name), SpecifierSet())
-        if wheels:
-            found.append(entry(index.wheel(wheels[0])))
+    found = [e for name in names[:_MOST_WHEELS] for e in newest(index, name)]
     return [e for e in found if e["entry_points"]], max(0, len(names) - _MOST_WHEELS)
+
+
+def newest(index: Index, name: str) -> list[dict[str, Any]]:
+    """Return the entry of a distribution's newest wheel, like `latest`, without a catalog; nothing if it has no wheel."""
+    wheels = [
+        (not file.is_yanked, not v.is_prerelease, v, file) for file in index.files(name) if (v := version_of(file))
+    ]
+    if not wheels:
+        return []
+    file = max(wheels, key=lambda wheel: wheel[:3])[3]
+    return [entry(index.wheel(file), file.yanked_reason if file.is_yanked else None)]
 
 
 def environment_names(e: Mapping[str, Any]) -> str:

@@ -7,10 +7,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
 from plumbob.console import UserError
-from plumbob.hub.index.catalog import environment_names, latest, matching, read_wheels
-from plumbob.hub.index.entries import entry
+from plumbob.hub.index.catalog import environment_names, latest, matching, newest, read_wheels
 from plumbob.hub.index.location import locate
 from plumbob.hub.index.reader import Index
 from plumbob.hub.index.versions import version_of
@@ -62,7 +60,7 @@ def from_index(name: str, index: str | None, cwd: Path) -> dict[str, Any]:
     reader = Index(locate(index, cwd))
     entries = reader.catalog()
     if entries is None:
-        entries = [e for d in distribution_names(name) for e in _newest(d, reader)]
+        entries = [e for d in distribution_names(name) for e in newest(reader, d)]
     wanted = environment_name(name)
     mine = [e for e in entries if wanted in {environment_name(n) for n in (e["name"], *e["entry_points"])}]
     if not latest(mine):
@@ -92,12 +90,3 @@ def describe(found: Mapping[str, Any]) -> str:
         lines.append(f"install       {found['install']}")
     head = found["readme"].strip().splitlines()[:_README_LINES]
     return "\n".join([*lines, "", *head]).rstrip()
-
-
-def _newest(name: str, reader: Index) -> list[dict[str, Any]]:
-    wheels = [(v, file) for file in reader.files(name) if (v := version_of(file)) is not None]
-    if not wheels:
-        return []
-    usable = [w for w in wheels if not w[1].is_yanked] or wheels
-    _, newest = max(usable, key=lambda w: (not w[0].is_prerelease, Version(str(w[0]))))
-    return [entry(reader.wheel(newest), newest.yanked_reason if newest.is_yanked else None)]

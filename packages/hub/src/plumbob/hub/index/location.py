@@ -46,7 +46,12 @@ def locate(given: str | None, cwd: Path, environ: Mapping[str, str] = os.environ
 
     Raises UserError if there is none, if a name is unknown, or if a URL holds credentials.
     """
-    wanted = given or environ.get("PLUMBOB_INDEX") or DEFAULT_NAME
+    if not given and (named := environ.get("PLUMBOB_INDEX")):
+        try:
+            return locate(named, cwd, {})
+        except UserError as error:
+            raise UserError(f"$PLUMBOB_INDEX: {error}") from None
+    wanted = given or DEFAULT_NAME
     if "://" in wanted:
         return Location(DEFAULT_NAME, _with_slash(refuse_credentials(wanted)))
     known = _project_indexes(cwd)
@@ -54,7 +59,7 @@ def locate(given: str | None, cwd: Path, environ: Mapping[str, str] = os.environ
         return known[wanted]
     if _is_path(wanted) or (cwd / wanted).is_dir():
         return Location(DEFAULT_NAME, _directory_url(cwd / Path(wanted).expanduser()))
-    if given is None and "PLUMBOB_INDEX" not in environ:
+    if given is None:
         raise UserError(
             "no package index is set; give --index URL, set PLUMBOB_INDEX, or add an index named `plumbob` to "
             "[[tool.uv.index]] in pyproject.toml"

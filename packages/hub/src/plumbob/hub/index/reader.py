@@ -20,11 +20,11 @@ from urllib.parse import unquote, urljoin, urlsplit
 import requests
 import requests.auth
 from plumbob.console import UserError
+from plumbob.console.system import told
 from plumbob.hub.index.entries import checked
 from plumbob.hub.index.location import Location
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import normalise
-from plumbob.hub.text import told
 from plumbob.hub.uv.credentials import index_credentials, mask, publish_credentials
 from pypi_simple import (
     ACCEPT_ANY,
@@ -108,7 +108,8 @@ class Index:
         return self._files[name]
 
     def _read_files(self, distribution: str, url: str) -> list[DistributionPackage]:
-        page = self._page(url)
+        local = self.location.directory is not None
+        page = self.read(urljoin(url, "index.html")) if local else self._get(url, same_origin=True)
         if page is None:
             return []
         try:
@@ -179,7 +180,7 @@ class Index:
         data = response.content if response is not None else self.read(url) if self.location.directory else None
         try:
             packages = json.loads(data)["packages"] if data else None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             if self.location.directory is None:
                 return None  # some servers answer every URL with an HTML page
             packages = ()
@@ -197,11 +198,6 @@ class Index:
             return path.read_bytes()
         response = self._get(url, same_origin=False)
         return None if response is None else response.content
-
-    def _page(self, url: str) -> requests.Response | bytes | None:
-        if urlsplit(url).scheme == "file":
-            return self.read(urljoin(url, "index.html"))
-        return self._get(url, same_origin=True)
 
     def _get(self, url: str, *, same_origin: bool, stream: bool = False) -> requests.Response | None:
         """GET a URL; None if it is not there (404, 410).

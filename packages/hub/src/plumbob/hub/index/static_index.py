@@ -23,12 +23,13 @@ from pathlib import Path
 from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 from plumbob.console import UserError
+from plumbob.console.files import link_or_copy
+from plumbob.console.system import told
 from plumbob.hub.index.contents import foreign
 from plumbob.hub.index.entries import checked, entry
 from plumbob.hub.index.replace_directory import recover, replace_directory
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.names import distribution_names, normalise
-from plumbob.hub.text import told
 
 _OURS = {"simple", "files", "catalog.json", "yanked.json", "index.html"}
 
@@ -71,7 +72,7 @@ def add_files(files: Iterable[Path], directory: Path) -> Built:
                 added.append(file.name)
                 if file.suffix == ".whl" and (problems := foreign(read_wheel(file))):
                     raise UserError(f"{file.name} is not added to {directory}: {'; '.join(problems)}")
-            elif _sha256(file) != _sha256(kept[file.name]):
+            elif sha256_of(file) != sha256_of(kept[file.name]):
                 raise UserError(
                     f"{file.name} is in {directory} with different bytes; give the changed package a new version"
                 )
@@ -121,7 +122,7 @@ def read_yanked(directory: Path) -> dict[str, dict[str, str]]:
 def _read_json(file: Path) -> dict:
     try:
         read = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is damaged ({error}); restore it from a copy of the index") from None
     if not isinstance(read, dict):
         raise UserError(f"{file} is damaged (it is not a JSON object); restore it from a copy of the index")
@@ -190,7 +191,9 @@ def _write(new: Path, old: Path, files: Iterable[Path], yanked: dict[str, dict[s
         wheel = read_wheel(file) if file.suffix == ".whl" else None
         name, version = (wheel.name, wheel.version) if wheel else _sdist(file)
         reason = yanked.get(name, {}).get(version)
-        _place(file, new / "files" / file.name, link=file.parent == old / "files")
+        # A new file is copied, because its owner may overwrite it in place later.
+        place = link_or_copy if file.parent == old / "files" else shutil.copyfile
+        place(file, new / "files" / file.name)
         listed.append(_listing(file, wheel, reason))
         if wheel is not None:
             (new / "files" / f"{file.name}.metadata").write_bytes(wheel.metadata)
@@ -202,7 +205,7 @@ def _write(new: Path, old: Path, files: Iterable[Path], yanked: dict[str, dict[s
 
 def _listing(file: Path, wheel: Wheel | None, yanked: str | None) -> dict:
     """Return the arguments of dumb-pypi's Package.create for a file."""
-    listing: dict = {"filename": file.name, "hash": f"sha256={wheel.sha256 if wheel else _sha256(file)}"}
+    listing: dict = {"filename": file.name, "hash": f"sha256={wheel.sha256 if wheel else sha256_of(file)}"}
     if wheel is not None:
         listing["core_metadata"] = f"sha256={hashlib.sha256(wheel.metadata).hexdigest()}"
         listing["requires_python"] = wheel.fields["Requires-Python"]
@@ -236,17 +239,6 @@ def _write_pages(new: Path, listed: list[dict]) -> None:
     (new / "packages.json").unlink()
 
 
-def _place(source: Path, target: Path, *, link: bool) -> None:
-    """Hard-link a file of the old index; copy a new file, because its owner may overwrite it in place later."""
-    try:
-        if link:
-            os.link(source, target)
-            return
-    except OSError:
-        pass  # the file system does not support hard links
-    shutil.copyfile(source, target)
-
-
 def _sdist(file: Path) -> tuple[str, str]:
     try:
         name, version = parse_sdist_filename(file.name)
@@ -259,5 +251,5 @@ def _write_json(file: Path, value: object) -> None:
     file.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()

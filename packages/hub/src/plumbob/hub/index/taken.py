@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterable
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
-from plumbob.hub.index.wheels import Wheel, parse_record
+from plumbob.hub.index.wheels import Wheel
+from plumbob.hub.installed.interrupted import parse_record
 from plumbob.hub.installed.registry import GROUP
-from plumbob.hub.names import is_first_party, normalise, own_packages
+from plumbob.hub.names import is_first_party, own_packages
 
 
 def taken(wheel: Wheel) -> list[str]:
     """Return what a wheel would take from other installed distributions: commands, import packages, or their name."""
-    here = _installed(wheel.name)
-    if here is not None and not is_first_party(wheel.name) and not _environments(here):
+    here = installed(wheel.name)
+    if here is not None and not is_first_party(wheel.name) and not here.entry_points.select(group=GROUP):
         return [f"the installed {wheel.name} {here.version} is not an environment, and this package would replace it"]
     problems, site = taken_commands(wheel.name, wheel.scripts), Path(sysconfig.get_path("purelib"))
     for package in own_packages(wheel.name):
@@ -29,17 +30,17 @@ def taken(wheel: Wheel) -> list[str]:
 
 def taken_commands(distribution: str, scripts: Iterable[str]) -> list[str]:
     """Return one phrase for each command among `scripts` that something else has already installed."""
-    here, folder = _installed(distribution), Path(sysconfig.get_path("scripts"))
+    here, folder = installed(distribution), Path(sysconfig.get_path("scripts"))
     taken = [s for s in scripts if os.path.lexists(folder / s) and not _owns(here, folder / s)]
     return [f"its command `{s}` is already installed{_by(folder / s)}" for s in taken]
 
 
-def _installed(distribution: str) -> Distribution | None:
-    return next((d for d in distributions() if normalise(d.metadata["Name"] or "") == normalise(distribution)), None)
-
-
-def _environments(distribution: Distribution) -> list[str]:
-    return [point.name for point in distribution.entry_points if point.group == GROUP]
+def installed(name: str) -> Distribution | None:
+    """Return the installed distribution of this name; None if there is none."""
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _owns(distribution: Distribution | None, path: Path) -> bool:

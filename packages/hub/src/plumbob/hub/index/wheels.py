@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
+import sys
 import zipfile
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
@@ -17,7 +17,9 @@ from typing import IO
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from plumbob.console import UserError
+from plumbob.hub.installed.interrupted import parse_record
 from plumbob.hub.installed.registry import GROUP
+from plumbob.hub.uv.command import Command, find_uv, run
 
 # Bytes. A small archive can hold a huge member, so no more than this is decompressed.
 _LARGEST_METADATA = 4 * 2**20
@@ -98,9 +100,13 @@ def read_wheel(source: Path | bytes, filename: str | None = None) -> Wheel:
     )
 
 
-def parse_record(text: str) -> dict[str, str]:
-    """Return a RECORD file as {path: hash}; the hash is "" for files that RECORD lists without one, such as itself."""
-    return {row[0]: row[1] if len(row) > 1 else "" for row in csv.reader(text.splitlines()) if row}
+def build_wheel(project: Path, out: Path, *flags: str, timeout: float | None = None) -> Wheel:
+    """Build a project's wheel in the folder `out`, as uv does with these flags. Raises UserError if that fails."""
+    build = ("build", "--quiet", "--wheel", "--no-create-gitignore", "--python", sys.executable, "--out-dir", str(out))
+    done = run(Command((find_uv(), *build, *flags, str(project))), quiet=True, timeout=timeout)
+    if done.returncode != 0:
+        raise UserError(f"the wheel of {project.name} cannot be built: {done.reason()}")
+    return next(read_wheel(file) for file in out.glob("*.whl"))
 
 
 def parse_entry_points(entry_points: bytes) -> dict[str, dict[str, str]]:

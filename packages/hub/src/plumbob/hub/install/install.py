@@ -12,12 +12,12 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from plumbob.console import UserError
+from plumbob.console.system import told
 from plumbob.console.working import Working, note
 from plumbob.hub.index.location import Location, locate
 from plumbob.hub.index.wheels import Wheel
@@ -40,7 +40,6 @@ from plumbob.hub.installed.interrupted import half_installed, undo_folder
 from plumbob.hub.installed.loading import LOAD_SECONDS, why_it_does_not_load
 from plumbob.hub.installed.registry import conflicts, find, scan
 from plumbob.hub.names import distribution_names, environment_name, is_first_party, normalise
-from plumbob.hub.text import told
 from plumbob.hub.uv.command import Command, excludes_newer, find_uv, planned_changes, run
 
 if TYPE_CHECKING:
@@ -397,7 +396,8 @@ def _may_ask(item: Item) -> bool:
     """Whether uv fetches a git repository for an item, for which ssh or git may ask a passphrase or a password."""
     project = Path(item.origin) / "pyproject.toml"
     needs = project.read_text(errors="replace") if project.is_file() else ""
-    return any("git+" in text for text in (*item.arguments, needs)) or re.search(r"\bgit *=", needs) is not None
+    fetched = " ".join((*item.arguments, needs)).replace("git+file:", "")
+    return "git+" in fetched or re.search(r"\bgit *=", needs) is not None
 
 
 def _is_the_same(item: Item) -> bool:
@@ -451,8 +451,3 @@ def _loaded(item: Item, timeout: float) -> Outcome:
                 outcome, status="failed", detail=f"installed, but {environment.name} does not load: {reason}"
             )
     return replace(outcome, names=tuple(e.name for e in found))
-
-
-def trainer_is_here() -> bool:
-    """Whether plumbob-trainer, which provides the command `train`, is installed."""
-    return bool(entry_points(group="console_scripts", name="train"))

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from plumbob.console import UserError
+from plumbob.hub.index.taken import installed
 from plumbob.hub.index.versions import choose_version, offered
 from plumbob.hub.index.wheels import Wheel, parse_metadata
 from plumbob.hub.names import is_first_party, normalise
@@ -169,13 +170,6 @@ def _choose(
         )
     chosen = Pin(name, str(version), tuple(sorted(index.sha256(w) for w in wheels)))
     return chosen, parse_metadata(index.metadata(wheels[0])).get_all("Requires-Dist", [])
-
-
-def installed(name: str) -> Distribution | None:
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _installed_demands(name: str, chosen: Mapping[str, str]) -> list[Demand]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,12 +15,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from plumbob.console import UserError
 from plumbob.console.working import Working
 from plumbob.hub.index.versions import choose_version, offered
-from plumbob.hub.index.wheels import Wheel, read_wheel
+from plumbob.hub.index.wheels import build_wheel, read_wheel
 from plumbob.hub.install.collisions import refuse_collisions
 from plumbob.hub.install.pins import Demand, Item, demands_of, project_demands
 from plumbob.hub.installed.registry import GROUP
 from plumbob.hub.names import distribution_names, environment_name, is_first_party, near
-from plumbob.hub.uv.command import Command, find_uv, run
+from plumbob.hub.uv.command import Command, run
 from plumbob.hub.uv.credentials import mask, refuse_credentials
 from plumbob.hub.uv.project import local_environment, local_environments, read_project
 
@@ -103,7 +102,7 @@ def from_repository(target: Target, repo: str | None, branch: str | None, folder
     with tempfile.TemporaryDirectory(prefix="vf-install-") as temporary:
         clone = Path(temporary) / "repository"
         at = ("--branch", branch) if branch else ()
-        with Working(f"cloning {mask(url)}", asks=True):
+        with Working(f"cloning {mask(url)}", asks=not url.startswith("file:")):
             done = run(Command(("git", "clone", "--quiet", "--depth", "1", *at, "--", url, str(clone))), quiet=True)
         if done.returncode != 0:
             raise UserError(f"cannot read {mask(url)}{f' at {branch}' if branch else ''}: {done.reason()}")
@@ -117,7 +116,8 @@ def from_repository(target: Target, repo: str | None, branch: str | None, folder
             raise UserError(str(error).replace(str(clone.resolve()), mask(url))) from None
         if not Path(item.origin).is_relative_to(clone.resolve()):
             raise UserError(f"{item.target} is refused: it is a link that leads out of the repository")
-        refuse_collisions([], [_built(Path(item.origin), Path(temporary) / "wheel")])
+        # The wheel is built as uv will when it installs the project, to see what it brings.
+        refuse_collisions([], [build_wheel(Path(item.origin), Path(temporary) / "wheel", "--no-config")])
         subdirectory = Path(item.origin).relative_to(clone.resolve())
         requirement = f"{item.distribution} @ git+{url}@{commit}#subdirectory={quote(str(subdirectory))}"
         return replace(item, origin=f"{url}@{commit[:12]}", arguments=(requirement,), add=(requirement,))
@@ -154,15 +154,6 @@ def default_item(target: Target, cwd: Path) -> Item | None:
         return None
     found = local_environment(target.requirement.name, cwd)
     return from_path(target.text, found.resolve()) if found else None
-
-
-def _built(project: Path, out: Path) -> Wheel:
-    """Build a project's wheel, as uv will when it installs the project, to see what it brings."""
-    build = ("build", "--quiet", "--wheel", "--no-config", "--python", sys.executable, "--out-dir", str(out))
-    done = run(Command((find_uv(), *build, str(project))), quiet=True)
-    if done.returncode != 0:
-        raise UserError(f"{project.name} does not build: {done.reason()}")
-    return next(read_wheel(file) for file in out.glob("*.whl"))
 
 
 def _repository(repo: str | None, environ: Mapping[str, str] = os.environ) -> str:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from plumbob.console import UserError
-from plumbob.console.files import flush_to_disk, write_whole
-from plumbob.hub.index.wheels import Wheel, parse_record
+from plumbob.console.files import flush_to_disk, link_or_copy, write_whole
+from plumbob.hub.index.wheels import Wheel
 from plumbob.hub.install.pins import installed
-from plumbob.hub.installed.interrupted import UNDO, missing_files, read_journal, undo_folder
+from plumbob.hub.installed.interrupted import UNDO, missing_files, parse_record, read_journal, undo_folder
 from plumbob.hub.names import normalise, own_packages
 
 
@@ -127,15 +127,8 @@ def _keep_files(here: Distribution, folder: Path, name: str) -> dict[str, str]:
         path = os.path.normpath(str(here.locate_file(listed)))
         if os.path.isfile(path):
             kept[path] = f"{name}-{number}"
-            _link(Path(path), folder / kept[path])
+            link_or_copy(Path(path), folder / kept[path])
     return kept
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:  # a file system without hard links, or a file of another user
-        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def _is_as_before(was: Mapping, folder: Path) -> bool:
@@ -183,4 +176,4 @@ def _restore(kept: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         path.unlink()  # makes room on a full disk
-    _link(kept, path)
+    link_or_copy(kept, path)

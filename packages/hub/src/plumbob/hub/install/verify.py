@@ -11,8 +11,9 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from plumbob.hub.index.wheels import Wheel, parse_record
+from plumbob.hub.index.wheels import Wheel
 from plumbob.hub.install.pins import installed
+from plumbob.hub.installed.interrupted import parse_record
 
 # Files that an installer writes itself; all others come from the wheel.
 _WRITTEN = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json", "uv_build.json")

@@ -46,12 +46,16 @@ def under_way(folder: Path) -> bool:
     return False
 
 
-def missing_files(distribution: Distribution) -> list[str]:
-    """Return the files that a distribution's RECORD lists and that are not on the disk."""
+def parse_record(text: str) -> dict[str, str]:
+    """Return a RECORD file as {path: hash}; the hash is "" for files that RECORD lists without one, such as itself."""
     import csv
 
-    lines = (distribution.read_text("RECORD") or "").splitlines()
-    listed = (row[0] for row in csv.reader(lines) if row)
+    return {row[0]: row[1] if len(row) > 1 else "" for row in csv.reader(text.splitlines()) if row}
+
+
+def missing_files(distribution: Distribution) -> list[str]:
+    """Return the files that a distribution's RECORD lists and that are not on the disk."""
+    listed = parse_record(distribution.read_text("RECORD") or "")
     return [n for n in listed if "__pycache__" not in n and not os.path.exists(str(distribution.locate_file(n)))]
 
 

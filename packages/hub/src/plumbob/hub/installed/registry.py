@@ -37,10 +37,14 @@ class Environment:
             return self.entry_point.load() if self.entry_point.attr else load_class(self.module)
         except UserError:
             raise
-        except Exception as error:  # importing a plugin may raise anything; the user needs its name and the reason
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # importing a plugin may raise anything; the user needs its name and the reason
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(
                 f"environment {self.name!r} ({self.distribution} {self.version}) is installed but does not load: "
-                f"{type(error).__name__}: {' '.join(str(error).split())}"
+                f"{'importing it ends the program' if isinstance(error, SystemExit) else said}"
             ) from error
 
 
@@ -111,13 +115,15 @@ def find(name: str) -> Environment:
         )
     if matches:
         return matches[0]
-    from plumbob.hub.installed.upstream import entry_point_of, module_of  # `hub list` does not need it
+    from plumbob.hub.installed.upstream import entry_point_of, module_of, no_environment  # `hub list` does not need it
 
     if (module := module_of(name)) is not None:
         point = entry_point_of(normalise(module), module, GROUP)
         owner = point.dist
         described = (owner.name, owner.version, owner.metadata["Summary"] or "") if owner else (module, "?", "")
         return Environment(point.name, *described, point)
+    if (said := no_environment(name)) is not None:
+        raise UserError(f"there is no environment {name!r}: {said}")
     closest = near(wanted, [e.name for e in environments])
     known = f"installed: {', '.join(e.name for e in environments) or 'none'}."
     hint = f"did you mean {closest!r}?" if closest else known

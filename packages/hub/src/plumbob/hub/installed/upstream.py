@@ -29,12 +29,25 @@ def module_of(name: str) -> str | None:
     builtin = Path(verifiers.origin or ".").parent / "v1" / "tasksets" / module
     if (builtin / "__init__.py").is_file():
         return module
-    spec = PathFinder.find_spec(module)
-    if spec is None or spec.origin is None:
+    origin = _file_of(module)
+    if origin is None:
         return None
-    origin = Path(spec.origin)
     files = origin.parent.rglob("*.py") if origin.name == "__init__.py" else [origin]
     return module if any(_mentions_verifiers(file) for file in itertools.islice(files, _MOST_FILES)) else None
+
+
+def no_environment(name: str) -> str | None:
+    """Why the module of this name is no environment, if there is one that uses no verifiers, as the end of a sentence."""
+    module = name.replace("-", "_")
+    origin = _file_of(module) if module.isidentifier() and module_of(name) is None else None
+    if origin is None or module in sys.stdlib_module_names:
+        return None
+    return f"nothing in {origin} imports verifiers"
+
+
+def _file_of(module: str) -> Path | None:
+    spec = PathFinder.find_spec(module)
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def _mentions_verifiers(file: Path) -> bool:

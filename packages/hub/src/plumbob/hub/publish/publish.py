@@ -21,7 +21,7 @@ from plumbob.console.working import Working
 from plumbob.hub.index.contents import foreign
 from plumbob.hub.index.location import Location
 from plumbob.hub.index.reader import Index
-from plumbob.hub.index.static_index import add_files
+from plumbob.hub.index.static_index import add_files, sha256_of
 from plumbob.hub.index.wheels import Wheel, read_wheel
 from plumbob.hub.installed.registry import GROUP
 from plumbob.hub.publish.shipped import links_to_folders, listing, read_archive, refuse_private
@@ -180,7 +180,7 @@ def _is_published(file: Path, wheel: Wheel, index: Index | None) -> bool:
         return False
     digest = listed.digests.get("sha256")
     data = index.read(listed.url) if digest is None else None
-    same = data == file.read_bytes() if digest is None else digest == _sha256(file)
+    same = data == file.read_bytes() if digest is None else digest == sha256_of(file)
     if not same:
         raise UserError(
             f"{wheel.name} {wheel.version} is on {index.location.url} with different bytes; give the changed package a "
@@ -196,9 +196,3 @@ def _upload(files: list[Path], location: Location) -> None:
     done = run(plan_upload([str(file) for file in files], location, uv=find_uv()))
     if done.returncode != 0:
         raise UserError(f"{location.publish_url} refused the upload: {done.reason()}")
-
-
-def _sha256(file: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(file.read_bytes()).hexdigest()

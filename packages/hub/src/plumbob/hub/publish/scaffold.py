@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
 
@@ -54,7 +53,7 @@ def check_name(name: str) -> str:
     wanted = environment_name(name)
     if not _NAME.fullmatch(wanted) or len(wanted) > _LONGEST:
         raise UserError(
-            f"{name!r} is not a valid environment name; use at most {_LONGEST} letters, digits and '-', a letter first"
+            f"{name!r} is not a valid environment name; use at most {_LONGEST} letters from a to z, digits and '-', a letter first"
         )
     taken = next((e for e in installed() if environment_name(e.name) == wanted), None)
     if taken is not None:
@@ -108,12 +107,8 @@ def render(name: str, kind: str, author: str = "") -> dict[str, str]:
     }
     if kind == "tools":
         found[f"src/{module}/tools.py"] = templates / kind / "tools.py.tmpl"
-    texts = {path: _fill(template, values) for path, template in found.items()}
+    texts = {path: Template(t.read_text(encoding="utf-8")).substitute(values) for path, t in found.items()}
     return texts | {f"src/{module}/py.typed": ""}
-
-
-def _fill(template: Traversable, values: dict[str, str]) -> str:
-    return Template(template.read_text(encoding="utf-8")).substitute(values)
 
 
 def next_commands(directory: Path) -> str:

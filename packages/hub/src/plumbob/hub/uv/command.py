@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,16 +126,32 @@ def run(command: Command, *, quiet: bool = False, timeout: float | None = None) 
         start_new_session=timeout is not None,
     )
     late = threading.Event()
+
+    def kill() -> None:
+        late.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(timeout or 0, kill)
     assert process.stdin is not None and process.stdout is not None
     lines = []
-    with process, _ended_with_us(process), _killed_after(timeout, process, late):
-        with contextlib.suppress(BrokenPipeError):  # the command may have ended before it read its input
-            process.stdin.write(command.stdin)
-            process.stdin.close()
-        for line in map(mask, process.stdout):
-            lines.append(line)
-            if not quiet:
-                print(plain(line), end="", file=sys.stderr, flush=True)
+    with process:
+        try:
+            if timeout is not None:
+                timer.start()
+            with contextlib.suppress(BrokenPipeError):  # the command may have ended before it read its input
+                process.stdin.write(command.stdin)
+                process.stdin.close()
+            for line in map(mask, process.stdout):
+                lines.append(line)
+                if not quiet:
+                    print(plain(line), end="", file=sys.stderr, flush=True)
+            process.wait()
+        except BaseException:  # such as KeyboardInterrupt: without this, uv would go on while its work is undone
+            process.terminate()
+            raise
+        finally:
+            timer.cancel()
     if late.is_set():
         return Finished(1, f"error: it takes more than {timeout:g} s\n")
     return Finished(process.returncode, "".join(lines))
@@ -155,31 +171,3 @@ def planned_changes(command: Command) -> tuple[Finished, list[str], list[str]]:
         changes = []
     out, new = ([c["name"] for c in changes if c["action"] == action] for action in ("uninstalled", "installed"))
     return Finished(done.returncode, mask(done.stderr)), out, new
-
-
-@contextlib.contextmanager
-def _killed_after(timeout: float | None, process: subprocess.Popen, late: threading.Event) -> Generator[None]:
-    def kill() -> None:
-        late.set()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    if timeout is None:
-        yield
-        return
-    timer = threading.Timer(timeout, kill)
-    timer.start()
-    try:
-        yield
-        process.wait()
-    finally:
-        timer.cancel()
-
-
-@contextlib.contextmanager
-def _ended_with_us(process: subprocess.Popen) -> Generator[None]:
-    try:
-        yield
-    except BaseException:  # such as KeyboardInterrupt: without this, uv would go on while its work is undone
-        process.terminate()
-        raise

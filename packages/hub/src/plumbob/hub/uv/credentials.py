@@ -6,6 +6,7 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
 from plumbob.console import UserError
@@ -17,9 +18,13 @@ _SECRET_NAME = re.compile(r"UV_(PUBLISH|INDEX)_(.*_)?(PASSWORD|TOKEN)$")
 def refuse_credentials(url: str) -> str:
     """Return the URL.
 
-    Raises UserError if it holds credentials, because URLs end up in shell histories and lock files.
+    Raises UserError if it is none, or if it holds credentials, because URLs end up in shell histories and lock files.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # which is read now
+    except ValueError as error:
+        raise UserError(f"{mask(url)!r} is no address: {error}") from None
     if parts.password or (parts.scheme in ("http", "https") and parts.username):
         raise UserError(
             f"{mask(url)} holds credentials; leave them out and set UV_INDEX_<NAME>_USERNAME and "
@@ -59,6 +64,7 @@ def _secrets(environ: Mapping[str, str]) -> list[str]:
             user = environ.get(re.sub(r"(PASSWORD|TOKEN)$", "USERNAME", name), "__token__")
             found |= {value, quote(value, safe=""), b64encode(f"{user}:{value}".encode()).decode()}
         elif name.startswith("UV_") and "://" in value:
-            found |= {part.password for part in map(urlsplit, value.split()) if part.password}
+            with suppress(ValueError):  # it is no address
+                found |= {part.password for part in map(urlsplit, value.split()) if part.password}
     # Longest first: a secret may contain another one, and replacing the inner one first would leave the rest visible.
     return sorted(found, key=len, reverse=True)

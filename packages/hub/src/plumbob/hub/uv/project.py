@@ -123,16 +123,20 @@ def workspace_of(start: Path) -> Project | None:
 
 def workspace_members(workspace: Project) -> dict[str, Path]:
     """Return a workspace's members by distribution name, without those whose pyproject.toml cannot be read."""
-    members = {}
+    found: list[Path] = []
     for pattern in workspace.uv["workspace"].get("members", []):
-        try:
-            found = sorted(workspace.root.glob(pattern))
-        except (ValueError, NotImplementedError):  # it is empty or absolute, which uv refuses as well
-            continue
-        for path in found:
-            with contextlib.suppress(UserError):
-                members[read_project(path).name] = path
-    return members
+        with contextlib.suppress(ValueError, NotImplementedError):  # it is empty or absolute, which uv refuses as well
+            found += sorted(workspace.root.glob(pattern))
+    return _by_name(found)
+
+
+def _by_name(folders: Iterable[Path]) -> dict[str, Path]:
+    """Return folders by their distributions' names, without those whose pyproject.toml cannot be read."""
+    found = {}
+    for path in folders:
+        with contextlib.suppress(UserError):
+            found[read_project(path).name] = path
+    return found
 
 
 def local_sources(project: Project) -> dict[str, Path]:
@@ -158,13 +162,8 @@ def local_sources(project: Project) -> dict[str, Path]:
 
 def local_environments(directory: Path) -> dict[str, Path]:
     """Return the environment projects in a folder such as ./environments, by environment name."""
-    found = {}
-    for path in sorted(directory.glob("*/pyproject.toml")):
-        try:
-            found[environment_name(read_project(path.parent).name)] = path.parent
-        except UserError:
-            continue
-    return found
+    found = _by_name(path.parent for path in sorted(directory.glob("*/pyproject.toml")))
+    return {environment_name(name): path for name, path in found.items()}
 
 
 def local_environment(name: str, cwd: Path) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ def evaluate(criterion: Criterion, runs: Runs) -> Outcome:
         return Outcome(criterion.text, None, note="no finished run")
     effect = difference(left, right)
     seeds = sorted(left.keys() & right.keys()) if effect.paired else []
-    on_left, on_right = (_mean([side[seed] for seed in seeds or side]) for side in (left, right))
+    on_left, on_right = (statistics.fmean([side[seed] for seed in seeds or side]) for side in (left, right))
     if effect.n < MIN_SEEDS:
         return Outcome(
             criterion.text, None, on_left, on_right, effect, f"too few seeds: {effect.n} of at least {MIN_SEEDS}"
@@ -143,26 +143,26 @@ def value_of(quantity: Quantity, run: RunFiles) -> float:
     return _of_series(quantity, points, run)
 
 
+OF_VALUES: dict[str, Callable[[list[float]], float]] = {
+    "min": min, "max": max, "std": statistics.pstdev, "mean": statistics.fmean,
+}  # fmt: skip
+"""Function of a criterion -> what it makes of the values of all steps."""
+
+
 def _of_series(quantity: Quantity, points: list[tuple[int, float]], run: RunFiles) -> float:
     values = [value for _, value in points]
     match quantity.function:
-        case "min":
-            return min(values)
-        case "max":
-            return max(values)
-        case "std":
-            return statistics.pstdev(values)
         case "first":
-            return _mean(values[: quantity.count])
+            return statistics.fmean(values[: quantity.count])
         case "last":
-            return _mean(values[-quantity.count :])
+            return statistics.fmean(values[-quantity.count :])
         case "slope":
             if len(values) < 2:
                 raise Missing(f"{run.name} has one step with {quantity.metric}, which has no slope")
             return statistics.linear_regression(*zip(*points, strict=True)).slope
         case "spike":
             return _spike(values, quantity.count)
-    return _mean(values)
+    return OF_VALUES[quantity.function](values)
 
 
 def _spike(values: list[float], window: int) -> float:
@@ -173,7 +173,3 @@ def _spike(values: list[float], window: int) -> float:
         if usual > 0:
             ratios.append(values[i] / usual)
     return max(ratios, default=1.0)
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)

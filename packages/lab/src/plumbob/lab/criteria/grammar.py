@@ -14,7 +14,7 @@ criterion's first quantity, of that arm; without "of", a quantity is of the arm 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -150,15 +150,13 @@ class _Parser:
         return Criterion(self.text, every, left, relation, right, p_below)
 
     def sum(self) -> Expression:
-        result = self.product()
-        while (sign := self.took("+", "-")) is not None:
-            result = Operation(sign, result, self.product())  # ty: ignore[invalid-argument-type]
-        return result
+        return self.chain(lambda: self.chain(self.factor, "*", "/"), "+", "-")
 
-    def product(self) -> Expression:
-        result = self.factor()
-        while (sign := self.took("*", "/")) is not None:
-            result = Operation(sign, result, self.factor())  # ty: ignore[invalid-argument-type]
+    def chain(self, part: Callable[[], Expression], *signs: str) -> Expression:
+        """Parts with one of these signs between them, from left to right."""
+        result = part()
+        while (sign := self.took(*signs)) is not None:
+            result = Operation(sign, result, part())  # ty: ignore[invalid-argument-type]
         return result
 
     def factor(self) -> Expression:

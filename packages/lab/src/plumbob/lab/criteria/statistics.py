@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 MIN_SEEDS = 3
 """Fewer seeds than this decide nothing: two differences cannot tell an effect from noise."""
@@ -37,25 +39,16 @@ class Effect:
         return f"{self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}]"
 
 
-def t_interval(mean: float, error: float, freedom: float) -> tuple[float, float, float]:
-    """(low, high, p): the 95% interval of a mean with this standard error, and the two-sided p-value for a mean of 0."""
-    from scipy.special import stdtr, stdtrit
-
-    if error == 0:
-        return mean, mean, 0.0 if mean else 1.0
-    half = float(stdtrit(freedom, 0.975)) * error
-    return mean - half, mean + half, 2 * float(stdtr(freedom, -abs(mean / error)))
-
-
 def one_sample(values: Sequence[float]) -> Effect:
     """The mean of values, one per seed. With a single value, the interval is unbounded and p is 1."""
-    n, mean = len(values), math.fsum(values) / len(values)
+    n, mean = len(values), fmean(values)
     if n == 1:
         return Effect(mean, -math.inf, math.inf, 1.0, 1)
     if max(values) - min(values) <= ROUNDING * max(map(abs, values)):
         return Effect(mean, mean, mean, 0.0 if mean else 1.0, n)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    return Effect(mean, *t_interval(mean, math.sqrt(variance / n), n - 1), n)
+    from scipy.stats import ttest_1samp
+
+    return _effect(mean, ttest_1samp(values, 0.0), n)
 
 
 def difference(left: Mapping[int, float], right: Mapping[int, float]) -> Effect:
@@ -70,13 +63,17 @@ def difference(left: Mapping[int, float], right: Mapping[int, float]) -> Effect:
         raise ValueError("a comparison needs values on both sides")
     sides = [list(left.values()), list(right.values())]
     n = min(map(len, sides))
-    means = [math.fsum(values) / len(values) for values in sides]
+    mean = fmean(sides[0]) - fmean(sides[1])
     if n == 1:
-        return Effect(means[0] - means[1], -math.inf, math.inf, 1.0, 1, paired=False)
-    squares = [
-        math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
-        for values, mean in zip(sides, means, strict=True)
-    ]
-    total = math.fsum(squares)
-    freedom = total**2 / math.fsum(s**2 / (len(v) - 1) for s, v in zip(squares, sides, strict=True)) if total else 1.0
-    return Effect(means[0] - means[1], *t_interval(means[0] - means[1], math.sqrt(total), freedom), n, paired=False)
+        return Effect(mean, -math.inf, math.inf, 1.0, 1, paired=False)
+    if all(max(values) == min(values) for values in sides):
+        return Effect(mean, mean, mean, 0.0 if mean else 1.0, n, paired=False)
+    from scipy.stats import ttest_ind
+
+    return _effect(mean, ttest_ind(*sides, equal_var=False), n, paired=False)
+
+
+def _effect(mean: float, test: Any, n: int, *, paired: bool = True) -> Effect:
+    """An effect from a t-test of scipy."""
+    interval = test.confidence_interval(0.95)
+    return Effect(mean, float(interval.low), float(interval.high), float(test.pvalue), n, paired)

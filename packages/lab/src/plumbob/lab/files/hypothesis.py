@@ -73,8 +73,12 @@ class Hypothesis(BaseModel):
                 raise ValueError(
                     f"arm {name!r}: use small letters, digits and _, and no word of the criteria's language"
                 )
-        for text in (self.flags, self.env_flags, *(arm.flags for arm in self.arms.values())):
-            shlex.split(text)
+        arms = {f"arms.{name}.flags": arm.flags for name, arm in self.arms.items()}
+        for where, text in ({"flags": self.flags, "env_flags": self.env_flags} | arms).items():
+            try:
+                shlex.split(text)
+            except ValueError as error:
+                raise ValueError(f"{where}: {text!r} are no options, as in a shell: {error}") from None
         self.criteria()
         return self
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from plumbob.console import UserError
 from plumbob.lab.files import sections
@@ -64,12 +62,10 @@ def _filled(text: str, values: dict[str, str]) -> str:
 
 def _templates() -> Iterator[tuple[str, str]]:
     """(path in the lab, text) of every template."""
-    return _below(files("plumbob.lab") / "templates", "")
-
-
-def _below(folder: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    for item in sorted(folder.iterdir(), key=lambda item: item.name):
-        if item.is_dir():
-            yield from _below(item, f"{prefix}{item.name}/")
-        else:
-            yield prefix + {"gitignore": ".gitignore"}.get(item.name, item.name), item.read_text(encoding="utf-8")
+    folder = Path(__file__).parents[1] / "templates"
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder)
+        yield (
+            str(name.with_name({"gitignore": ".gitignore"}.get(name.name, name.name))),
+            path.read_text(encoding="utf-8"),
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -11,7 +10,7 @@ from typing import Any
 
 from plumbob.lab.files import sections
 from plumbob.lab.files.workspace import LOG, Entry, Lab
-from plumbob.lab.run_files import RunFiles, option_differences
+from plumbob.lab.run_files import RunFiles, mean, option_differences
 
 STATUS_COLUMNS = ("hypothesis", "priority", "status", "confidence", "evidence")
 LOG_COLUMNS = ("run", "state", "steps", "reward, first 5 -> last 5 steps", "held out, greedy", "differs in")
@@ -91,8 +90,8 @@ def _log_row(name: str, run: RunFiles, root: Path) -> dict[str, Any]:
         "state": run.state,
         "steps": len(run.rows),
         "max_steps": run.options.get("max_steps"),
-        "reward_first": _mean(values[:5]),
-        "reward_last": _mean(values[-5:]),
+        "reward_first": mean(values[:5]),
+        "reward_last": mean(values[-5:]),
         "greedy_before": run.evaluated("before", "eval/greedy"),
         "greedy_after": run.evaluated("after", "eval/greedy"),
         "seconds": run.summary.get("seconds"),
@@ -138,7 +137,3 @@ def arrow(before: float | None, after: float | None) -> str:
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean
 
 from plumbob.lab.criteria.evaluate import Runs
 from plumbob.lab.files import sections
@@ -26,7 +27,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
         return ""
     size = max(1, math.ceil(len(values) / width))
     parts = [values[i : i + size] for i in range(0, len(values), size)]
-    means = [math.fsum(part) / len(part) for part in parts]
+    means = [fmean(part) for part in parts]
     low, high = min(means), max(means)
     return "".join(BARS[round((m - low) / (high - low) * 7)] if high > low else BARS[3] for m in means)
 
@@ -49,7 +50,7 @@ def band(series: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float
     for points in series:
         for step, value in points:
             at[step].append(value)
-    return [(step, math.fsum(v) / len(v), min(v), max(v)) for step, v in sorted(at.items())]
+    return [(step, fmean(v), min(v), max(v)) for step, v in sorted(at.items())]
 
 
 def svg(title: str, curves: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> str:

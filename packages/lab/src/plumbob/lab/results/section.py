@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from plumbob.lab.criteria.evaluate import Outcome, Runs
@@ -11,7 +11,7 @@ from plumbob.lab.criteria.statistics import Effect, one_sample
 from plumbob.lab.files.hypothesis import Hypothesis
 from plumbob.lab.files.tables import arrow, markdown, number
 from plumbob.lab.results.plot import sparkline
-from plumbob.lab.run_files import RunFiles
+from plumbob.lab.run_files import mean
 from plumbob.lab.runs.plan import COMMANDS, Planned
 from plumbob.lab.verdict import Verdict
 
@@ -82,7 +82,7 @@ MEASURES = {
     "held out after (greedy)": lambda run: run.evaluated("after", "eval/greedy"),
     "largest advantage": lambda run: max((v for _, v in run.series("advantage/largest")), default=None),
     "largest gradient norm": lambda run: max((v for _, v in run.series("optimizer/grad_norm")), default=None),
-    "groups without a signal": lambda run: _mean([v for _, v in run.series("groups/zero_signal_share")]),
+    "groups without a signal": lambda run: mean([v for _, v in run.series("groups/zero_signal_share")]),
 }
 """Row of the table of arms -> the number of one run."""
 
@@ -107,6 +107,7 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def _runs(planned: Sequence[Planned]) -> str:
+    arms = [run.arm for run in planned]
     rows = [
         (
             run.arm,
@@ -117,7 +118,7 @@ def _runs(planned: Sequence[Planned]) -> str:
             f"`{sparkline([v for _, v in run.files.series('reward/mean')])}`",
             ", ".join(run.files.warnings) or "-",
         )
-        for run in sorted(planned, key=lambda run: (list(_order(planned)).index(run.arm), run.seed))
+        for run in sorted(planned, key=lambda run: (arms.index(run.arm), run.seed))
     ]
     columns = (
         "arm",
@@ -145,11 +146,3 @@ def _taken(planned: Sequence[Planned], own: str) -> list[str]:
     places = {run.files.name: Path(run.files.options.get("output_dir", own)).name for run in planned}
     taken = [f"{name} ({place})" for name, place in places.items() if place != own]
     return [f"Run once for another hypothesis with the same command: {', '.join(taken)}."] if taken else []
-
-
-def _order(planned: Sequence[Planned]) -> Mapping[str, RunFiles]:
-    return {run.arm: run.files for run in planned}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from plumbob.lab.criteria.statistics import Effect, one_sample
@@ -76,7 +77,7 @@ def _metric(left: RunFiles, right: RunFiles, name: str) -> dict[str, Any] | None
 def _blocks(values: Sequence[float]) -> list[float]:
     count = min(BLOCKS, len(values))
     bounds = [round(i * len(values) / count) for i in range(count + 1)]
-    return [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    return [fmean(values[a:b]) for a, b in pairwise(bounds)]
 
 
 def _triple(effect: Effect) -> tuple[float, float | None, float | None]:

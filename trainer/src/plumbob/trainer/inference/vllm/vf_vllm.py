@@ -78,7 +78,9 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str], known: str | None
     if sync not in get_args(Sync):
         raise UserError(f"--sync {sync} is not valid; the choices are {', '.join(get_args(Sync))}")
     model = _take_value(rest, "--model", "-m")
-    if model is None and rest and not rest[0].startswith("-"):
+    if rest and not rest[0].startswith("-"):
+        if model is not None:
+            raise UserError(f"two models are given, {rest[0]} and --model {model}; vf-vllm serves one")
         model = rest.pop(0)
     if model is None:
         raise UserError(

@@ -18,7 +18,6 @@ from plumbob.hub.check.sandbox.loading import (
     Imported,
     check_settings,
     exports,
-    hashes,
     import_environment,
     import_work,
     load,
@@ -84,7 +83,7 @@ def examine(job: Job, guard: Guard, teller: Teller) -> None:
         teller.tell(begin=doing)
         loaded, tasks = load(job, imported, guard)
         teller.result("load", loaded)
-        teller.tell(hashes=hashes(tasks))
+        teller.tell(hashes=[task.hash for task in tasks])
     except CannotGoOn as error:
         teller.result(doing, Checked(problems=[str(error)]))
         return

@@ -85,7 +85,9 @@ def exports(job: Job, imported: Imported) -> Checked:
     names = getattr(imported.module, "__all__", None)
     if names is None:
         return Checked(problems=[f'{job.module} has no __all__; write __all__ = ["{job.cls}"]'])
-    problems = [f"__all__ names {n!r}, which {job.module} does not have" for n in names if not _has(imported.module, n)]
+    problems = [
+        f"__all__ names {n!r}, which {job.module} does not have" for n in names if not hasattr(imported.module, n)
+    ]
     found: dict[str, list[str]] = {}
     for kind in (vf.Taskset, vf.Harness, vf.Env):
         exported = [(n, getattr(imported.module, n, None)) for n in dict.fromkeys(names)]
@@ -103,14 +105,6 @@ def exports(job: Job, imported: Imported) -> Checked:
     if len(tasksets) == 1 and getattr(imported.module, tasksets[0]) is not imported.cls:
         problems.append(f"the entry point names {job.cls}, and __all__ exports {tasksets[0]}; they must be one class")
     return Checked(", ".join(n for listed in found.values() for n in listed), problems)
-
-
-def _has(module: Any, name: str) -> bool:
-    try:
-        getattr(module, name)
-    except AttributeError:
-        return False
-    return True
 
 
 def check_settings(job: Job, cls: type, *, oracle: bool = False) -> dict[str, Any]:
@@ -134,7 +128,7 @@ def load_tasks(job: Job, imported: Imported, *, oracle: bool = False) -> tuple[v
 
     settings = check_settings(job, imported.cls, oracle=oracle)
     taskset = tasksets.make_taskset(imported.cls, job.module, settings)
-    return taskset, list(itertools.islice(taskset, TASKS))
+    return taskset, list(itertools.islice(tasksets.each_task(taskset), TASKS))
 
 
 def load(job: Job, imported: Imported, guard: Guard) -> tuple[Checked, list[vf.Task]]:
@@ -186,8 +180,3 @@ def told(error: BaseException, module: str) -> str:
         traceback = traceback.tb_next
     text = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' + text if text else ''}{place}"
-
-
-def hashes(tasks: Sequence[vf.Task]) -> list[str]:
-    """Return the hash of each task's data."""
-    return [task.hash for task in tasks]

@@ -13,25 +13,7 @@ if TYPE_CHECKING:
 
 Transcript = list[ChatReply]
 
-_WORDS = [
-    "river",
-    "amber",
-    "seven",
-    "copper",
-    "the",
-    "of",
-    "because",
-    "therefore",
-    "answer",
-    "is",
-    "final",
-    "result",
-    "maybe",
-    "1e9",
-    "-4",
-    "yes",
-    "no",
-]
+_WORDS = ["river", "amber", "seven", "copper", "the", "of", "because", "therefore", "answer"]
 _UNICODE = (
     "\u202e\u0000\ufffd\U0001f9ff\u200d\u0301\u0301\u0301 \u0664\u0662 \x1b[31m \u3000\ufeff <|im_end|> </s> [/INST]"
 )
@@ -43,7 +25,7 @@ LONG = 20_000
 def plain_garbage(task: vf.Task, seed: int) -> dict[str, Transcript]:
     """Return meaningless replies that call no tool, by a description of each."""
     rng = random.Random(f"garbage/{seed}")
-    words = " ".join(rng.choices(_WORDS[:9], k=40))
+    words = " ".join(rng.choices(_WORDS, k=40))
     texts = {
         "an empty reply": "",
         "white space": " \n\t\n ",
@@ -60,7 +42,7 @@ def plain_garbage(task: vf.Task, seed: int) -> dict[str, Transcript]:
 
 def called_garbage(task: vf.Task, tools: Sequence[dict[str, Any]], seed: int) -> dict[str, Transcript]:
     """Return garbage that calls tools or repeats the system prompt, by a description of each."""
-    words = ChatReply(" ".join(random.Random(f"called/{seed}").choices(_WORDS[:9], k=12)))
+    words = ChatReply(" ".join(random.Random(f"called/{seed}").choices(_WORDS, k=12)))
     found = {
         "a call of an unknown tool": [ChatReply("", (ParsedCall("no_such_tool", {"x": 1}),)), words],
         "an unreadable call": [ChatReply("", (MalformedCall('{"name": ', "the call is not valid JSON"),)), words],

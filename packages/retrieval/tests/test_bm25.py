@@ -6,14 +6,20 @@ import unicodedata
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.retrieval import Document, build
+from plumbob.retrieval import bm25 as module
 from plumbob.retrieval.bm25 import Lexical
 from plumbob.retrieval.words import STOP_WORDS, folded, words
 
 
-def test_scores_are_those_of_the_formula(fruit):
+@pytest.fixture(params=["rank-bm25", "bm25s"])
+def library(request, monkeypatch):
+    monkeypatch.setattr(module, "SMALL", 10**9 if request.param == "rank-bm25" else -1)
+
+
+def test_scores_are_those_of_the_formula(fruit, library):
     # Words: "apple" is once in a's text and once in its title, which counts three times; |a| = 2 + 3 * 2, |b| the same,
     # |c| = 1 + 3. Pairs: |a| = |b| = 1 + 3 * 1, |c| = 0.
     idf = math.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
@@ -29,18 +35,18 @@ def test_scores_are_those_of_the_formula(fruit):
     assert retriever.scores("apple, APPLE").tolist() == retriever.scores("apple").tolist()
 
 
-def test_pairs_do_not_reach_from_title_to_text():
+def test_pairs_do_not_reach_from_title_to_text(library):
     documents = [Document("1", "tower bridge", "london river"), Document("2", "bridge tower", "river london")]
     scores = Lexical("bm25", documents).scores("bridge london")
     assert scores[0] == pytest.approx(scores[1])
 
 
 @pytest.mark.parametrize("query", ["", "  ", "the of and", "?!", "zyzzyva", "\udcff \x00", "日本"])
-def test_a_query_that_matches_nothing_gives_the_documents_in_order(fruit, query):
+def test_a_query_that_matches_nothing_gives_the_documents_in_order(fruit, library, query):
     assert [(h.doc_id, h.score, h.rank) for h in Lexical("bm25", fruit).search(query, 2)] == [("a", 0, 1), ("b", 0, 2)]
 
 
-def test_empty_documents_and_no_documents():
+def test_empty_documents_and_no_documents(library):
     empty = [Document("1", "", ""), Document("2", "", "")]
     assert [hit.doc_id for hit in Lexical("bm25", empty).search("word", 5)] == ["1", "2"]
     assert Lexical("bm25", []).search("word", 5) == []
@@ -95,7 +101,7 @@ def test_words_of_other_scripts(text, expected):
         ("서울", "수도는 서울이다"),
     ],
 )
-def test_a_document_with_a_word_is_found_and_one_with_only_its_characters_scores_nothing(query, text):
+def test_a_document_with_a_word_is_found_and_one_with_only_its_characters_scores_nothing(query, text, library):
     apart = " ".join(reversed(unicodedata.normalize("NFC", query)))
     scores = Lexical("bm25", [Document("1", "", apart), Document("2", "", text)]).scores(query)
     assert scores[1] > 0 == scores[0]
@@ -115,7 +121,7 @@ def test_the_quick_way_for_ascii_is_the_regex(text):
     assert words(text) == ([word for word in plain if word not in STOP_WORDS] or plain)
 
 
-def test_a_title_of_stop_words_can_be_found():
+def test_a_title_of_stop_words_can_be_found(library):
     documents = [Document("1", "Oasis", "a band from Manchester"), Document("2", "The Who", "a band from London")]
     assert Lexical("bm25", documents).search("The Who", 1)[0].doc_id == "2"
 
@@ -143,6 +149,19 @@ def test_fewer_hits_are_a_prefix_of_more(documents, query):
     assert [hit.rank for hit in whole] == list(range(1, len(documents) + 1))
     for top_k in range(1, len(documents) + 1):
         assert retriever.search(query, top_k) == whole[:top_k]
+
+
+@given(corpora, text)
+@settings(max_examples=60)
+def test_both_libraries_give_the_same_scores(documents, query):
+    small, large = module.SMALL, -1
+    first = Lexical("bm25", documents).scores(query)
+    try:
+        module.SMALL = large
+        second = Lexical("bm25", documents).scores(query)
+    finally:
+        module.SMALL = small
+    assert first.tolist() == pytest.approx(second.tolist(), abs=1e-9)
 
 
 def test_a_large_corpus_keeps_ties_in_order_and_prefixes():

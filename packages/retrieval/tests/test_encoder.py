@@ -77,10 +77,10 @@ def test_searches_come_before_preparations_and_need_not_wait_for_documents_that_
     search.result(60)
     last.result(60)
     assert ended == ["search", "preparations"]
-    vectors, shards = len(encoder.load()), len(list(encoder.load().directory.iterdir()))
+    vectors, shards = len(encoder.load()._place), len(list(encoder.load().directory.iterdir()))
     for retriever in prepared:
         assert len(retriever.search("treaty of the empire", 3)) == 3
-    assert (len(encoder.load()), len(list(encoder.load().directory.iterdir()))) == (vectors, shards)
+    assert (len(encoder.load()._place), len(list(encoder.load().directory.iterdir()))) == (vectors, shards)
     build("bm25", documents(0)).prepare()
 
 
@@ -94,7 +94,7 @@ def test_documents_of_searches_that_come_together_are_embedded_together_and_shar
     go.set()
     assert all(len(job.result(60)) == 2 for job in jobs)
     texts = {text for number in range(3) for d in documents(number) for text in [f"{d.title}\n{d.text}"]}
-    assert len(encoder.load()) == len(texts) + 1
+    assert len(encoder.load()._place) == len(texts) + 1
     assert len(list(encoder.load().directory.iterdir())) == 1
 
 

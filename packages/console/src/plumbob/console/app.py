@@ -29,7 +29,8 @@ def run_app(name: str, app: typer.Typer, args: list[str] | None = None) -> NoRet
     try:
         _check_folder()
         code = app(args=args, prog_name=name, standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: the command was started with a closed one
+            sys.stdout.flush()
     except UserError as error:
         fail(name, str(error))
     except typer.TyperException as error:

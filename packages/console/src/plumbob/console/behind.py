@@ -5,30 +5,25 @@ from threading import Thread
 
 
 class Behind:
-    """Does one piece of work at a time, in the order in which it was given."""
+    """Does pieces of work one after the other, in the order in which they were given. Each handles its own errors."""
 
     def __init__(self) -> None:
-        self._thread: Thread | None = None
-        self._error: Exception | None = None
+        self._last: Thread | None = None
+        self._before: Thread | None = None
 
     def start(self, work: Callable[[], object]) -> None:
-        """Begin `work` when the work before it has ended, for which this waits. Raises what that has raised."""
-        self.wait()
+        """Let `work` be done. Waits while two earlier pieces are not done, so that what they hold does not pile up."""
+        _join(self._before)
+        self._before = before = self._last
         # A thread for each piece of work: one that waited for more would keep the process from ending.
-        self._thread = Thread(target=self._do, args=(work,), name="behind")
-        self._thread.start()
+        self._last = Thread(target=lambda: (_join(before), work()), name="behind")
+        self._last.start()
 
     def wait(self) -> None:
-        """Return when everything that was begun has ended. Raises what it has raised."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        """Return when everything that was begun has ended."""
+        _join(self._last)
 
-    def _do(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self._error = error
+
+def _join(thread: Thread | None) -> None:
+    if thread is not None:
+        thread.join()

@@ -58,8 +58,8 @@ def check_output(option: str, path: Path, begin: bytes) -> None:
         raise UserError(f"{option} {path}: there is no folder {folder}; create it first")
     if path.is_file():
         with path.open("rb") as file:
-            found = file.read(len(begin)).lower()
-        if found and found != begin:
+            found = file.read(1000).lstrip(b"\xef\xbb\xbf\r\n").lower()
+        if found and not found.startswith(begin):
             raise UserError(
-                f"{option} {path} is there already and is no such file; name another one, or remove it first"
+                f"{option} {path} is there already, and does not hold what is to be written; name another file, or remove it first"
             )

@@ -32,7 +32,7 @@ def output_is_lost() -> bool:
     """Whether stdout cannot be written. Then what it still holds is dropped: Python would try again, and fail, at its end."""
     try:
         descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a file, as in a test or a notebook
+    except (OSError, ValueError, AttributeError):  # not a file, as in a test or a notebook, or closed
         return False
     poll = select.poll()
     poll.register(descriptor, 0)

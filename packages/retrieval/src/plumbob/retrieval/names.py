@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbob.retrieval.kinds import BY_NAME, KINDS, Kind
+from plumbob.retrieval.models import DEFAULT_MODEL
 
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 

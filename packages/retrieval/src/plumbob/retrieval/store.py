@@ -64,6 +64,9 @@ class VectorStore:
         if len(self._seen) > MERGE_ABOVE:
             self._merge()
 
+    def __len__(self) -> int:
+        return len(self._place)
+
     def get(self, key: bytes) -> np.ndarray | None:
         """The vector of `key`, float32 [dimension]; None if there is none."""
         found = self._place.get(key)

@@ -19,7 +19,7 @@ from plumbob.trainer.config.environment import check_by_source, check_data_exist
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, argument, as_command, resolve
 from plumbob.trainer.run_files.model_path import check_model_exists
-from plumbob.trainer.run_files.run_directory import check_is_new
+from plumbob.trainer.run_files.run_directory import check_is_free, check_is_new
 
 _EVALUATE = """Sample rollouts in installed environments and score them, with the rollout code and rewards of training.
 
@@ -128,6 +128,8 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
     if directory is None and config.run_name is not None:
         with suppress(OSError):  # making the directory reports it
             check_is_new(Path(config.output_dir) / config.run_name)
+    elif directory is not None:
+        check_is_free(directory)
     return config, directory
 
 

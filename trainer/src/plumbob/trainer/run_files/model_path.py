@@ -63,7 +63,7 @@ def check_model_exists(name: str) -> None:
     if not name.strip():
         raise UserError("--model is empty; give a model's name or folder")
     if "://" in name:
-        hub = re.fullmatch(r"https://huggingface\.co/([\w.-]+/[\w.-]+).*", name)
+        hub = re.fullmatch(r"https://huggingface\.co/([\w.-]+(?:/[\w.-]+)?).*", name)
         said = (
             f"on the Hugging Face hub it is {hub[1]!r}"
             if hub
@@ -102,7 +102,11 @@ def _cut_off(file: Path) -> str | None:
         opened.seek(8)
         try:
             header = json.loads(opened.read(length if 8 + length <= size else 0))
-            whole = 8 + length + max(one["data_offsets"][1] for name, one in header.items() if name != "__metadata__")
+            whole = (
+                8
+                + length
+                + max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
+            )
         except (ValueError, LookupError, TypeError, AttributeError):
             return "is cut off, or no file of safetensors; download it again"
     return None if size >= whole else f"is cut off: it has {size} of {whole} bytes; download it again"

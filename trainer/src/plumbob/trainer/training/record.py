@@ -32,6 +32,9 @@ CUT_APART = 0.5
 class Silent:
     """The recorder of every process but rank 0: a context manager whose methods, those of `RunRecorder`, do nothing."""
 
+    def __init__(self) -> None:
+        self.behind = Behind()
+
     def __enter__(self) -> Silent:
         return self
 
@@ -63,8 +66,8 @@ class RunRecorder:
             None if run.demonstrations else Warner(run.directory, config, run.state.first_step, self.note, before)
         )
         self._seen_failures: set[str] = set()
-        self._behind = Behind()
-        """Stores a step's traces while the next step is sampled: together they would hold its rollouts up."""
+        self.behind = Behind()
+        """Stores traces and records of a step while the next one is sampled, whose rollouts would wait for it otherwise."""
         self._held_out: HeldOut | None = None
         self._compares_prompts = len(run.sampler.environments) == 1
         """A step of several environments may have no task of one of them."""
@@ -78,7 +81,7 @@ class RunRecorder:
         if isinstance(exc[1], Exception):  # not Ctrl-C
             self._store_stop(self.state.step + 1, exc[1])
         self.silence.close()
-        self.flush()
+        self.behind.wait()
         try:
             self.log.flush()
         except OSError as error:
@@ -96,12 +99,8 @@ class RunRecorder:
         self.silence.news(text)
         self.board.status(text)
 
-    def flush(self) -> None:
-        """Return when the traces of all finished steps are stored."""
-        self._behind.wait()
-
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        """Record a finished step. Its traces may still be on their way when this returns: see `flush`."""
+        """Record a finished step. Its traces may still be on their way when this returns: see `behind`."""
         step = int(metrics["step"])
         metrics = {**metrics, **self._compared(batch)}
         self._note_failures(step, batch)
@@ -110,10 +109,12 @@ class RunRecorder:
         def store() -> None:
             try:
                 self._store(step, records, self.config.max_steps, tokens)
-            except OSError as error:
-                self.note(f"The traces of step {step} could not be written and are lost: {error}")
+            except Exception as error:
+                self.note(
+                    f"The traces of step {step} could not be written and are lost: {type(error).__name__}: {error}"
+                )
 
-        self._behind.start(store)
+        self.behind.start(store)
         try:
             self.log.append(metrics)
         except OSError as error:
@@ -172,7 +173,7 @@ class RunRecorder:
 
     def failed(self, step: int, error: Exception) -> None:
         """Record that `error` ends the run in step `step` (from 1)."""
-        self.flush()
+        self.behind.wait()
         if isinstance(error, RunFailed) and error.records:
             with suppress(OSError):
                 self._store(step, error.records, None)  # all of them: they show why the run ends

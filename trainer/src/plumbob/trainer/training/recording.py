@@ -143,6 +143,8 @@ class Recording:
                 of_trainer, of_engine = (np.array(values, np.float32) for values in (trained, served))
                 record.served = records.Served(np.array(ids, np.int32), of_trainer, of_engine)
         self._tensors = None  # what waits for its turn holds no memory of the GPU
+        self._slopes.clear()
+        self._inputs.clear()
         traces, requests = batch.traces, batch.requests or {}  # the batch is about to let go of them
 
         def whole() -> records.StepRecord:

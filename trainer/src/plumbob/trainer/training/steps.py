@@ -10,6 +10,7 @@ from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.rollouts.batch import Batch
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.training.record import Recorder
 from plumbob.trainer.training.run import Run
 from plumbob.trainer.training.sft.step import SftSteps
 from plumbob.trainer.training.step import train_step
@@ -24,11 +25,15 @@ class GrpoSteps:
     Methods are collective: every process calls them.
     """
 
-    def __init__(
-        self, run: Run, runner: asyncio.Runner, interruption: Interruption, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Run, runner: asyncio.Runner, interruption: Interruption, recorder: Recorder) -> None:
         self.run, self.interruption = run, interruption
-        self.sink = RecordFolder(run.directory / RECORDS, note, began=run.state.first_step, writes=run.world.is_main)
+        self.sink = RecordFolder(
+            run.directory / RECORDS,
+            recorder.note,
+            began=run.state.first_step,
+            writes=run.world.is_main,
+            behind=recorder.behind,
+        )
         self.source = RolloutSource(run.sampler, run.world, runner, interruption, self.sink.wants)
 
     def take(self, status: Callable[[str], None]) -> tuple[dict[str, float], Batch]:
@@ -44,14 +49,13 @@ class GrpoSteps:
     def close(self) -> None:
         """End what is under way."""
         self.source.close()
-        self.sink.close()
 
 
 Steps = GrpoSteps | SftSteps
 
 
-def open_steps(run: Run, runner: asyncio.Runner, interruption: Interruption, note: Callable[[str], None]) -> Steps:
-    """The steps that the run's settings ask for. `note`: prints a line that stays on the screen."""
+def open_steps(run: Run, runner: asyncio.Runner, interruption: Interruption, recorder: Recorder) -> Steps:
+    """The steps that the run's settings ask for."""
     if isinstance(run.config, SftConfig):
         return SftSteps(run, interruption)
-    return GrpoSteps(run, runner, interruption, note)
+    return GrpoSteps(run, runner, interruption, recorder)

@@ -122,7 +122,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
         judge(run_, state.step, means(state.evaluations[when]))
 
     blocking.exit_if_unstoppable(lambda stretch: _last_words(run_, recorder, stretch))
-    with closing(open_steps(run_, runner, interruption, recorder.note)) as steps:
+    with closing(open_steps(run_, runner, interruption, recorder)) as steps:
         try:
             for when in _evaluations_missing_at_start(run_):
                 evaluate_now(when, steps)
@@ -305,7 +305,7 @@ def _evaluate(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruptio
 def _save(run_: Run, recorder: Recorder, schedule: checkpoint.Schedule) -> Path | None:
     """Write a checkpoint and return its folder. If that fails, report why and return None; older ones are kept."""
     start = time.monotonic()
-    recorder.flush()  # a run that goes on from the checkpoint has the traces of the steps before it
+    recorder.behind.wait()  # a run that goes on from the checkpoint has traces and records of the steps before it
     try:
         return checkpoint.save(run_)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 from plumbob.console import UserError
 from plumbob.hub.index.entries import entry
-from plumbob.hub.index.versions import version_of
+from plumbob.hub.index.versions import fits, version_of
 from plumbob.hub.names import environment_name, is_first_party
 
 if TYPE_CHECKING:
@@ -49,13 +49,18 @@ def read_wheels(index: Index, text: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def newest(index: Index, name: str) -> list[dict[str, Any]]:
-    """Return the entry of a distribution's newest wheel, like `latest`, without a catalog; nothing if it has no wheel."""
+    """Return the entry of a distribution's newest wheel, like `latest`, without a catalog; nothing if it has no wheel.
+
+    One for this interpreter comes before newer ones for others.
+    """
     wheels = [
-        (not file.is_yanked, not v.is_prerelease, v, file) for file in index.files(name) if (v := version_of(file))
+        (not file.is_yanked, fits(file), not v.is_prerelease, v, file)
+        for file in index.files(name)
+        if (v := version_of(file))
     ]
     if not wheels:
         return []
-    file = max(wheels, key=lambda wheel: wheel[:3])[3]
+    file = max(wheels, key=lambda wheel: wheel[:4])[4]
     return [entry(index.wheel(file), file.yanked_reason if file.is_yanked else None)]
 
 

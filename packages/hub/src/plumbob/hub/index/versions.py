@@ -28,7 +28,7 @@ def choose_version(
     usable: dict[Version, list[DistributionPackage]] = {}
     for file in files:
         version = version_of(file)
-        if version is not None and _fits(file) and (exact or not file.is_yanked):
+        if version is not None and fits(file) and (exact or not file.is_yanked):
             usable.setdefault(version, []).append(file)
     fitting = list(wanted.filter(usable, prereleases=True if prerelease else None))
     return (max(fitting), usable[max(fitting)]) if fitting else (None, [])
@@ -54,7 +54,8 @@ def version_of(file: DistributionPackage) -> Version | None:
         return None
 
 
-def _fits(file: DistributionPackage) -> bool:
+def fits(file: DistributionPackage) -> bool:
+    """Return whether a wheel can be installed for this interpreter."""
     return _python_fits(file) and not _TAGS.isdisjoint(parse_wheel_filename(file.filename)[3])
 
 

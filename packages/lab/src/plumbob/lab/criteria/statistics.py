@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -70,7 +71,9 @@ def difference(left: Mapping[int, float], right: Mapping[int, float]) -> Effect:
         return Effect(mean, mean, mean, 0.0 if mean else 1.0, n, paired=False)
     from scipy.stats import ttest_ind
 
-    return _effect(mean, ttest_ind(*sides, equal_var=False), n, paired=False)
+    with warnings.catch_warnings():  # about a side whose values are equal, which is an ordinary result
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return _effect(mean, ttest_ind(*sides, equal_var=False), n, paired=False)
 
 
 def _effect(mean: float, test: Any, n: int, *, paired: bool = True) -> Effect:

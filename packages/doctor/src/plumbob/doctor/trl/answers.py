@@ -220,6 +220,6 @@ class Results:
         stuck = len(asked) >= LEAST and bool(NUMBER.fullmatch(one)) and one not in ("0", "1")
         told = f"{len(seen)} calls of {tool!r} with {len(asked)} different arguments get {len(results)} results, {empty} empty"
         wrong = stuck or empty == len(seen)
+        told += f", {one!r}" if stuck else ""
         check = f"results of the tool {tool!r} say something, and not always the same number"
-        return Finding(check, "fail" if wrong else "pass", f"{told}{f', {one!r}' if stuck else ''}",
-                       "tool-results-wrong" if wrong else None, "tools", step if wrong else None)  # fmt: skip
+        return Finding.of(check, "tool-results-wrong", wrong, told, "tools", step)

@@ -141,11 +141,11 @@ class Doctor(TrainerCallback):
         if self._refused:
             print(f"plumbob.doctor: {self._refused}", flush=True)
         plan = course.plan_of(self.trainer)
-        self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
+        self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.num_steps, 1)))
         self.folder.mkdir(parents=True, exist_ok=True)
         if not trained(self.trainer):
-            told = "no-gradient", "no parameter of the model requires a gradient"
-            self.reading.found.append(Finding.of("the run trains a part of its model", told, "gradient"))
+            check, told = "the run trains a part of its model", "no parameter of the model requires a gradient"
+            self.reading.found.append(Finding.of(check, "no-gradient", True, told, "gradient"))
             self._print(self.reading.found)
             self._refused = "Steps were not recorded: nothing is trained."
             self.reading.limits.append(self._refused)

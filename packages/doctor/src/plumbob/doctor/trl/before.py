@@ -26,7 +26,7 @@ from plumbob.doctor.environment.player import Call, Given, Message, Played, RunS
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
 from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, OTHERS, PERFECT, WRONG, Known
-from plumbob.doctor.findings import Finding, Stage
+from plumbob.doctor.findings import Finding
 from plumbob.doctor.stages import DROPOUT
 from plumbob.doctor.trl.settings import dropout, schemas, tokenizer_of
 
@@ -98,11 +98,6 @@ class Before:
     """What all reward functions together pay each of the texts that answer nothing, if it is the same; else NaN."""
 
 
-def _finding(check: str, cause: str, wrong: object, told: str, stage: Stage = "grading") -> Finding:
-    """A failure for this cause if something is `wrong`, else a pass."""
-    return Finding.of(check, (cause if wrong else None, told), stage)
-
-
 def shown(text: str) -> str:
     """The last answer that a text marks; "" if it marks none."""
     found = MARKED.findall(text)
@@ -145,7 +140,7 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     if found.columns and not pictures and len(train) >= LEAST_ROWS:
         different = len({(task.prompt, str(task.fields)) for task in train})
         few, told = COPIES * different <= len(train), f"{len(train)} rows, {different} of them different"
-        found.findings.append(_finding("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
+        found.findings.append(Finding.of("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
         known = known - {"enough"} if few else known  # one name for one thing
     found.findings += _column_ends(train, found.columns)
     if held_out:
@@ -270,7 +265,7 @@ def _column_ends(train: Sequence[Task], columns: Sequence[str]) -> list[Finding]
             told = f"of {len(known)} rows {len(wrong)} have another number in {name!r} than the one that {other!r} marks at its end"
             told += ", but one that stands elsewhere in it" if bad else ""
             check = f"answers in {name!r} are those at the end of {other!r}"
-            found.append(_finding(check, "reward-wrong", bad, told))
+            found.append(Finding.of(check, "reward-wrong", bad, told, "grading"))
     return found
 
 
@@ -313,7 +308,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
     tasks, columns, earned = matrix.hand.tasks, found.columns, _Scores(trainer, matrix.hand.tasks, score, found.namers)
     if trainer.args.remove_unused_columns and columns:
         told = f"{', '.join(map(repr, columns))}: remove_unused_columns=True keeps it from them"
-        return [_finding("reward functions get the columns that they use", "reward-wrong", True, told)]
+        return [Finding.of("reward functions get the columns that they use", "reward-wrong", True, told, "grading")]
     ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
     nothing = [
         [""] * len(tasks),
@@ -330,7 +325,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
     if np.isinf(first).any():
         text = np.array(asked, object)[np.isinf(first).any(2)][0]
         told = f"the reply {short(text)} earns one that is not"
-        return [_finding("rewards are finite numbers", "not-finite", True, told)]
+        return [Finding.of("rewards are finite numbers", "not-finite", True, told, "grading")]
     every, sums = np.nansum(first[: len(nothing)], 2), earned.sums(first)
     found.anything = float(every[0, 0]) if np.ptp(every) <= TOLERANCE else math.nan
     for kind, texts, parts in zip((EMPTY, "other words", ECHO), nothing, first, strict=False):
@@ -344,7 +339,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         found.pays = False
         paid = bool((sums[0] > TOLERANCE).all() and np.isclose(sums[k], sums[0]).all())
         told = f"an empty reply earns {found.silence:.3g}, no text of {', '.join(map(repr, columns))} in any form more"
-        return [_finding(SILENCE, "reward-wrong", paid, told)]
+        return [Finding.of(SILENCE, "reward-wrong", paid, told, "grading")]
     return _of_kinds(earned, matrix, found, lifts, best, (asked[k], first[k], sums[k], sums[0]))
 
 
@@ -372,7 +367,7 @@ def _of_kinds(
         lift = float((sums[SHORT] - silence).mean())
         told = f"{golds[0]!r} earns {lifts[best]:.3g} above an empty reply, without decimals and separators {lift:.3g}"
         check = "whole numbers may be written without decimals and separators"
-        said.append(_finding(check, "answers-not-parsed", lift <= 0.1 * lifts[best], told))
+        said.append(Finding.of(check, "answers-not-parsed", lift <= 0.1 * lifts[best], told, "grading"))
     if not found.pays:
         return said
     hand.golds, found.form = golds, best[1] if any(mark in best[1] for mark in MARKS) else ""
@@ -381,7 +376,8 @@ def _of_kinds(
     if asked_for:
         most = max(lift for (_, form, _), lift in lifts.items() if any(mark in form for mark in asked_for))
         told = f"{', '.join(asked_for)} of the prompts earns at most {most:.3g}; {best[1]!r} earns {lifts[best]:.3g}"
-        said.append(_finding("the form that prompts ask for is paid", "answers-not-parsed", most <= TOLERANCE, told))
+        check = "the form that prompts ask for is paid"
+        said.append(Finding.of(check, "answers-not-parsed", most <= TOLERANCE, told, "grading"))
     return said
 
 
@@ -420,7 +416,7 @@ def _worked(golds: Sequence[str], lifts: Mapping[Any, float], best: Any) -> Find
     short = max(lift for (column, _, last), lift in lifts.items() if last and column == best[0])
     told = f"the text of column {best[0]!r} earns {lifts[best]:.3g} above an empty reply, its last word at most {short:.3g}"
     wrong = not best[2] and marked and short <= TOLERANCE
-    return _finding(check, "answers-not-parsed", wrong, told)
+    return Finding.of(check, "answers-not-parsed", wrong, told, "grading")
 
 
 def _template(trainer: Any, task: Task) -> list[Finding]:
@@ -439,7 +435,7 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
     found, names = list[Finding](), [str(tool["function"]["name"]) for tool in tools or ()]
 
     def add(check: str, wrong: Any, told: str) -> None:
-        found.append(_finding(check, "prompt-incomplete", wrong, told, "rows"))
+        found.append(Finding.of(check, "prompt-incomplete", wrong, told, "rows"))
 
     if isinstance(prompt, str):
         end, header = (
@@ -506,11 +502,11 @@ def _settings(trainer: Any) -> list[Finding]:
     best = f"metric_for_best_model={args.metric_for_best_model}: the loss of GRPO is near 0 whatever is learned"
     deciding, few = "enough of the deciding tokens are trained", args.top_entropy_quantile < FEW_TOKENS
     return [
-        _finding("little is dropped at random", "dropout-in-training", much, random, "logprobs"),
-        _finding(drawn, "sampling-altered", given, told, "sampling"),
-        _finding("weight decay keeps the weights", "learning-rate-too-high", decay > DECAY, taken, "optimizer"),
-        _finding(deciding, "signal-left-out", few, share, "sampling"),
-        _finding("the model that is kept is chosen by a reward", "saved-model-differs", by_loss, best, "saved"),
+        Finding.of("little is dropped at random", "dropout-in-training", much, random, "logprobs"),
+        Finding.of(drawn, "sampling-altered", given, told, "sampling"),
+        Finding.of("weight decay keeps the weights", "learning-rate-too-high", decay > DECAY, taken, "optimizer"),
+        Finding.of(deciding, "signal-left-out", few, share, "sampling"),
+        Finding.of("the model that is kept is chosen by a reward", "saved-model-differs", by_loss, best, "saved"),
     ]
 
 
@@ -540,4 +536,4 @@ def _call(trainer: Any, prompt: Any, tools: list[Any], rendered: Callable[..., s
         return Finding(check, "unsure", f"{type(error).__name__}: {error}", None, "tools")
     same = [(one["function"]["name"], one["function"]["arguments"]) for one in read] == [(tool["name"], arguments)]
     told = f"of {text[len(start) :].strip()[:80]!r} {'it' if same else 'no such call'} is read"
-    return _finding(check, "calls-not-read", not same, told, "tools")
+    return Finding.of(check, "calls-not-read", not same, told, "tools")

@@ -23,7 +23,7 @@ from plumbob.doctor.saved import alike
 from plumbob.doctor.saved import numbers as numbers_of
 from plumbob.doctor.trl.before import tolerance
 from plumbob.doctor.trl.recording import cut_off, trained
-from plumbob.doctor.trl.settings import narrowing, text_of
+from plumbob.doctor.trl.settings import settings_of, text_of
 from plumbob.doctor.trl.watching import Round
 
 LOGGED = {
@@ -42,21 +42,10 @@ LEAST, DIFFERENT_ENDS = 8, 3
 
 def plan_of(trainer: Any) -> trends.Plan:
     """What the table of trends must know of a trainer's settings."""
-    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-    return trends.Plan(
-        steps=trainer.state.max_steps,
-        group_size=args.num_generations,
-        temperature=args.temperature,
-        exact=not args.bf16 and not args.use_vllm,
-        narrowed=", ".join(f"{name}={value}" for name, value in narrowing(args).items()),
-        scaled=args.scale_rewards == "group",
-        learning_rate=args.learning_rate,
-        adapter=hasattr(model, "peft_config"),
-        warmup=args.get_warmup_steps(trainer.state.max_steps),
-        max_norm=args.max_grad_norm or 0.0,
-        kl_beta=float(trainer.beta),
-        limits={LIMIT: f"{LIMIT}={args.max_completion_length}"},
-    )
+    args = trainer.args
+    own = {"learning_rate": args.learning_rate, "warmup": args.get_warmup_steps(trainer.state.max_steps)}
+    limits = {LIMIT: f"{LIMIT}={args.max_completion_length}"}
+    return trends.Plan(**{**vars(settings_of(trainer, 0)), **own}, limits=limits)
 
 
 class WeightSample:
@@ -117,7 +106,7 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
         trained_ = [i for i, was in enumerate(cut) if was and made.output["completion_mask"][i].any()]
         told = f"of {sum(cut)} completions without an end token {len(trained_)} are trained"
         check = "mask_truncated_completions keeps completions that a limit cuts off from the loss"
-        found.append(Finding.of(check, ("loss-mask-wrong" if trained_ else None, told), "rows"))
+        found.append(Finding.of(check, "loss-mask-wrong", trained_, told, "rows"))
     if trainer.rollout_func is not None:
         most = max(map(len, made.ids), default=0)
         last = [ids[-1] for ids, was in zip(made.ids, cut, strict=True) if was and len(ids) < most]
@@ -126,9 +115,8 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
         told = f"{len(last)} of {len(cut)} completions end before the longest, with {len(set(last))} different tokens, and "
         told += "none with an end token: it is lost between sampling and training, or they are tokenised again"
         check = "completions of rollout_func keep the token that ends them"
-        found.append(
-            Finding.of(check, ("row-not-what-was-sampled", told) if lost else (None, f"{len(cut)} completions"), "rows")
-        )
+        told = told if lost else f"{len(cut)} completions"
+        found.append(Finding.of(check, "row-not-what-was-sampled", lost, told, "rows"))
     return found
 
 
@@ -153,21 +141,21 @@ def given(plan: trends.Plan, record: StepRecord, first: float | None) -> tuple[l
     foreign = int((sure & (own < NOT_SAMPLED)).sum())
     told = f"{foreign} trained tokens have the log-probability 0 in what it returns, and less than {NOT_SAMPLED:g} by the trainer"
     wrong = foreign >= LEAST and not sure.all()
-    found = [Finding.of(OWN, ("loss-mask-wrong" if wrong else None, told), "rows")]
+    found = [Finding.of(OWN, "loss-mask-wrong", wrong, told, "rows")]
     if wrong or sure.all():
         return found, first
     gap = float(np.abs(returned - own)[~sure].mean())
     first = gap if first is None else first
     told = f"they differ by {gap:.2g} nats a token (in the first record by {first:.2g})"
     late = gap > max(gap_limit(plan), 100 * first)
-    return [*found, Finding.of(GIVEN, ("weights-not-synced" if late else None, told), "sync")], first
+    return [*found, Finding.of(GIVEN, "weights-not-synced", late, told, "sync")], first
 
 
 def reference(before: np.ndarray, now: np.ndarray) -> Finding:
     """Whether a reference model that is not to follow the policy has the weights, from `WeightSample`, that it had at first."""
     moved = float((before != now).mean())
     told = f"{moved:.0%} of its sampled weights are others than before the first step, with sync_ref_model=False"
-    return Finding.of("the reference model stays as it was", ("kl-term-wrong" if moved else None, told), "loss")
+    return Finding.of("the reference model stays as it was", "kl-term-wrong", moved, told, "loss")
 
 
 SAVED = "what save_model writes is the trained model"
@@ -203,9 +191,7 @@ def saved(trainer: Any, folder: Path) -> Finding:
             apart.append(name)
     told = f"of {min(len(names), COMPARED)} tensors in {folder} {len(apart)} are not those that were trained"
     if not names:
-        return Finding(
-            SAVED, "unsure", f"{folder} has no tensors of the names of those that are trained", None, "saved"
-        )
-    return Finding.of(
-        SAVED, ("saved-model-differs" if apart else None, f"{told}{f', such as {apart[0]}' if apart else ''}"), "saved"
-    )
+        told = f"{folder} has no tensors of the names of those that are trained"
+        return Finding(SAVED, "unsure", told, None, "saved")
+    told += f", such as {apart[0]}" if apart else ""
+    return Finding.of(SAVED, "saved-model-differs", apart, told, "saved")

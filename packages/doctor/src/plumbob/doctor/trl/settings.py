@@ -79,12 +79,6 @@ def settings_of(trainer: Any, step: int) -> Settings:
     )
 
 
-def narrowing(args: Any) -> dict[str, float]:
-    """The settings that leave tokens out of the sampling, by name."""
-    given = {"top_p": args.top_p or 1, "top_k": args.top_k or 0, "min_p": args.min_p or 0}
-    return {name: value for name, value in given.items() if value != (1 if name == "top_p" else 0)}
-
-
 def _adapter(model: Any) -> dict[str, Any]:
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
     if config is None:

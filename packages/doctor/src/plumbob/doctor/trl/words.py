@@ -11,8 +11,7 @@ WORDS = {
     "the reduction step_tokens": 'the weights of loss_type="dapo"',
     "overlong mask": "mask_truncated_completions=True",
     "overlong keep": "mask_truncated_completions=False",
-    "--kl-beta": "beta",
-    "--warmup-steps": "warmup_steps",
+    "kl_beta": "beta",
     "minibatch": "optimizer step",
     "the settings": "the GRPOConfig",
 }
@@ -57,6 +56,7 @@ REMEDIES = {
 
 
 def in_words_of_trl(text: str) -> str:
+    text = re.sub(r"--([a-z]+)-([a-z]+) (?=\d)", r"\1_\2=", text)
     for ours, theirs in WORDS.items():
         text = re.sub(rf"(?<!\w){re.escape(ours)}\b", theirs, text)
     return text

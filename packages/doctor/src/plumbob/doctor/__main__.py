@@ -54,10 +54,9 @@ def read(words: Sequence[str], name: str) -> int:
 
     saved = given.folder.name == "traces.jsonl" or (given.folder / "traces.jsonl").is_file()
     next(iter(() if saved else read_right(given.folder)), None)  # a mistake is told before torch is imported
-    from plumbob.doctor.page import lines
+    from plumbob.doctor.page import lines, render
     from plumbob.doctor.saved import examination
     from plumbob.doctor.trl.reading import Reading, of_folder
-    from plumbob.doctor.web_page import render
 
     title = f"plumbob.doctor {given.folder}"
     reading = Reading() if saved else of_folder(given.folder)

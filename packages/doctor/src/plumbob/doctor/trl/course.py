@@ -49,29 +49,35 @@ def plan_of(trainer: Any) -> trends.Plan:
 
 
 class WeightSample:
-    """A few entries of each tensor, the same ones each time, read with one transfer."""
+    """A few entries of each tensor, the same ones each time, read with one transfer: [tensors, AT_RANDOM] float64."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._at = {
-            name: torch.from_numpy(np.random.default_rng(zlib.crc32(name.encode())).integers(0, p.numel(), AT_RANDOM))
-            for name, p in self._tensors.items()
+        at = {
+            n: np.random.default_rng(zlib.crc32(n.encode())).integers(0, p.numel(), AT_RANDOM)
+            for n, p in tensors.items()
         }
-        self._at = {name: at.to(self._tensors[name].device) for name, at in self._at.items()}
+        self._places = [(p, torch.from_numpy(at[name]).to(p.device)) for name, p in tensors.items()]
+        self.first = self.last = self._read()
+        """As they were when this was made, and when `take` was called last."""
 
-    def take(self) -> np.ndarray:
-        """[tensors, AT_RANDOM] float64"""
-        own = [p.detach().reshape(-1)[self._at[name]].float() for name, p in self._tensors.items()]
+    def _read(self) -> np.ndarray:
+        own = [p.detach().reshape(-1)[at].float() for p, at in self._places]
         return numbers(torch.stack(own)).astype(float) if own else np.zeros((0, AT_RANDOM))
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """(what was read before, what they are now)"""
+        before, self.last = self.last, self._read()
+        return before, self.last
 
 
 def row_of(
-    trainer: Any, made: Round, played: Sequence[tuple[Played, bool]], before: np.ndarray, after: np.ndarray, step: int
+    trainer: Any, made: Round, played: Sequence[tuple[Played, bool]], sample: WeightSample, step: int
 ) -> dict[str, float]:
-    """The numbers of a step (from 0). `before`, `after`: `WeightSample`s of the weights that it began with and left."""
+    """The numbers of a step (from 0). `sample`: of the trained weights, read last when the step began."""
     size, rewards = trainer.num_generations, np.array([one.reward for one, _ in played])
     groups = [own[np.isfinite(own)] for own in (rewards[i : i + size] for i in range(0, len(rewards), size))]
     live = [own for own in groups if own.size and np.ptp(own) > 0]
+    before, after = sample.take()
     moved = after - before
     row = numbers_of(int(step) + 1, played, LIMIT) | {
         "groups/tiny_spread_share": sum(np.ptp(g) < TINY * np.abs(g).max() for g in live) / max(len(live), 1),
@@ -151,9 +157,9 @@ def given(plan: trends.Plan, record: StepRecord, first: float | None) -> tuple[l
     return [*found, Finding.of(GIVEN, "weights-not-synced", late, told, "sync")], first
 
 
-def reference(before: np.ndarray, now: np.ndarray) -> Finding:
-    """Whether a reference model that is not to follow the policy has the weights, from `WeightSample`, that it had at first."""
-    moved = float((before != now).mean())
+def reference(sample: WeightSample) -> Finding:
+    """Whether a reference model that is not to follow the policy has the weights that it had at first."""
+    moved = float((sample.first != sample.take()[1]).mean())
     told = f"{moved:.0%} of its sampled weights are others than before the first step, with sync_ref_model=False"
     return Finding.of("the reference model stays as it was", "kl-term-wrong", moved, told, "loss")
 

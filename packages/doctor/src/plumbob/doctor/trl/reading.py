@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from plumbob.doctor import record as records
 from plumbob.doctor import stages
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.confirm import trial_of
-from plumbob.doctor.examine import Examination, merged, of_outcomes
+from plumbob.doctor.examine import Examination, Source, merged, of_outcomes
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.format import files_of, read_right
 from plumbob.doctor.trends import Plan, Trends, judge
@@ -41,9 +41,8 @@ class Reading:
     left_out: list[str] = field(default_factory=list)
     """Names of stages that these settings leave out."""
     limits: list[str] = field(default_factory=list)
-    found: list[Finding] = field(default_factory=list)
-    grading: list[Finding] = field(default_factory=list)
-    """What rewards show without a record."""
+    found: dict[Source, list[Finding]] = field(default_factory=lambda: {"environment": [], "records": []})
+    """What data, rewards, settings and the trainer show without a record, and what records do."""
     trends: Annotated[
         Trends,
         PlainSerializer(lambda t: {"plan": t.plan, "patience": t.patience, "steps": t.numbers.rows}),
@@ -73,7 +72,6 @@ class Reading:
         if previous is not None and previous.step != record.step - 1:
             previous = None
         x = stages.Examined(record, plain, tokenizer, live, previous=previous)
-        known = {f.check for f in self.found if f.cause}
         outcomes: list[stages.Outcome] = []
         for stage in STAGES if self.of_trl else stages.STAGES:
             if stage.__name__ in self.left_out or stage in OF_LIVE_RUNS:
@@ -82,13 +80,8 @@ class Reading:
             outcomes.append(outcome)
             if outcome.verdict == "fail":
                 break  # later stages are given what this one made
-        new = [
-            dataclasses.replace(self._in_words(f), place=self.places.get(f.stage or "", "") if f.cause else "")
-            for f in of_outcomes(outcomes, record.step + 1)
-        ]
-        self.found += new
         self.examined += 1
-        return [f for f in new if f.cause and f.check not in known]
+        return self.add_findings(map(self._in_words, of_outcomes(outcomes, record.step + 1)), "records")
 
     def _outcome(self, stage: Any, x: stages.Examined) -> stages.Outcome:
         adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
@@ -102,15 +95,14 @@ class Reading:
                 result.cause, result.what = "attention-or-positions-wrong", "padding that changes what a row computes"
         return result
 
-    def add_findings(self, found: list[Finding]) -> list[Finding]:
-        """Take in findings about rewards; returns failures of checks that did not fail before."""
-        place = self.places.get("grading", "")
-        found = [
-            dataclasses.replace(f, place=f.place or place) if f.cause and f.stage == "grading" else f for f in found
+    def add_findings(self, found: Iterable[Finding], source: Source = "environment") -> list[Finding]:
+        """Take in findings; returns failures of checks that did not fail before."""
+        placed = [
+            dataclasses.replace(f, place=f.place or self.places.get(f.stage or "", "")) if f.cause else f for f in found
         ]
-        known = {f.check for f in self.grading if f.cause}
-        self.grading += found
-        return [f for f in found if f.cause and f.check not in known]
+        known = {f.check for f in self.found[source] if f.cause}
+        self.found[source] += placed
+        return [f for f in placed if f.cause and f.check not in known]
 
     def add_row(self, row: Mapping[str, float]) -> list[Finding]:
         """Take in the numbers of a step; returns what they refute for the first time."""
@@ -118,16 +110,16 @@ class Reading:
 
     def broken(self, why: str) -> None:
         """A record could not be compared."""
-        self.found.append(Finding("a recorded step can be computed again", "error", why, None, "logprobs"))
+        self.found["records"].append(Finding("a recorded step can be computed again", "error", why, None, "logprobs"))
 
     def examination(self) -> Examination:
         x = Examination("the script", "the model", remedies=REMEDIES if self.of_trl else {})
-        grading, others, chance = self.grading, "rewards-of-other-rollouts", "reward-nondeterministic"
-        if any(f.cause == others for f in grading):  # which is known of rewards that are the same in the same order
-            grading = [dataclasses.replace(f, cause=others) if f.cause == chance else f for f in grading]
+        own, others, chance = merged(self.found["environment"]), "rewards-of-other-rollouts", "reward-nondeterministic"
+        if any(f.cause == others for f in own):  # which is known of rewards that are the same in the same order
+            own = [dataclasses.replace(f, cause=others) if f.cause == chance else f for f in own]
         # What a text earns among others says nothing of it, if the others decide.
-        x.add("environment", *sorted(merged(grading), key=lambda f: f.cause not in (others, chance)))
-        x.add("records", *merged(self.found))
+        x.add("environment", *sorted(own, key=lambda f: f.cause not in (others, chance)))
+        x.add("records", *merged(self.found["records"]))
         if rows := self.trends.numbers.rows:
             x.add("trends", *map(self._in_words, self.trends.findings()))
             said = self.trends.progress()
@@ -145,7 +137,7 @@ class Reading:
 
     def as_json(self) -> bytes:
         """What no record says, for `of_folder`."""
-        once = dataclasses.replace(self, found=merged(self.found), grading=merged(self.grading))
+        once = dataclasses.replace(self, found={source: merged(found) for source, found in self.found.items()})
         return KEPT.dump_json(once, indent=1)
 
 

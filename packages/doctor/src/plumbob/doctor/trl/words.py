@@ -4,19 +4,6 @@ from __future__ import annotations
 
 import re
 
-WORDS = {
-    "the reduction rows": 'the weights of loss_type="grpo"',
-    "the reduction constant": 'the weights of loss_type="dr_grpo"',
-    "the reduction minibatch_tokens": 'the weights of loss_type="bnpo"',
-    "the reduction step_tokens": 'the weights of loss_type="dapo"',
-    "overlong mask": "mask_truncated_completions=True",
-    "overlong keep": "mask_truncated_completions=False",
-    "kl_beta": "beta",
-    "minibatch": "optimizer step",
-    "the settings": "the GRPOConfig",
-}
-"""The doctor's words -> those of GRPOConfig."""
-
 REMEDIES = {
     "few-distinct-tasks": "Train on more different prompts.",
     "answers-not-parsed": "Compare with the final answer alone, and read it in the form that the prompt asks for.",
@@ -56,7 +43,5 @@ REMEDIES = {
 
 
 def in_words_of_trl(text: str) -> str:
-    text = re.sub(r"--([a-z]+)-([a-z]+) (?=\d)", r"\1_\2=", text)
-    for ours, theirs in WORDS.items():
-        text = re.sub(rf"(?<!\w){re.escape(ours)}\b", theirs, text)
-    return text
+    """Options of plumbob's `train` in a text, such as "--kl-beta 0.1", as fields of a GRPOConfig."""
+    return re.sub(r"--([a-z]+)-([a-z]+) (?=\d)", r"\1_\2=", text).replace("kl_beta", "beta")

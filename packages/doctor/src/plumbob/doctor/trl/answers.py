@@ -21,6 +21,8 @@ from plumbob.doctor.trl.before import NUMBER, Before, plain, shown
 
 FORMS = re.compile(r'<\w+>|\\boxed|####|"\w+":')
 """Marks of a form in which prompts may ask for answers: what has none of those of its prompt need not be read."""
+ASKS = re.compile(r"(?i)answer\s*[:：]|\bend (?:your|the|with)\b|\bformat\b|\bjson\b")
+"""Words by which prompts ask for a form that has no such mark."""
 RIGHT = "completions with the right answer earn more than others of their prompt"
 LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
@@ -64,6 +66,8 @@ class Tally:
     rows: int = 0
     asked: int = 0
     """Rows whose prompt has the answer: a number to be used, or an option."""
+    formless: int = 0
+    """Rows whose prompt asks for no form."""
     replies: list[Reply] = field(default_factory=list)
 
     def lifts(self) -> list[float]:
@@ -83,7 +87,7 @@ class Answers:
         self.size, self.before = size, before
         self.namers = [name for name, names_it in zip(names, before.namers, strict=True) if names_it]
         self.tallies = {column: Tally() for column in before.columns}
-        self.rounds = self.groups = 0
+        self.rounds = self.groups = self.varied = 0
         self.totals = set[float]()
 
     def add(self, played: Sequence[Played], step: int) -> Finding:
@@ -94,6 +98,7 @@ class Answers:
             totals = [one.reward for one in group]
             self.groups += 1
             self.totals |= set(totals)
+            self.varied += len(set(totals)) > 1
             if np.isfinite(totals).all():
                 for column in self.tallies:
                     self._group(column, group)
@@ -109,6 +114,7 @@ class Answers:
         wanted = set(FORMS.findall(prompt))
         tally.rows += 1
         tally.asked += bool(places(gold, prompt))
+        tally.formless += not wanted and not ASKS.search(prompt)
         others = {plain(str(value)) for name, value in row.items() if name in self.tallies and name != column}
         for one in group:
             answer, text = shown(one.last), one.last.rstrip()
@@ -146,8 +152,11 @@ class Answers:
             told = f"in each of {len(apart)} groups completions with the right answer, {of}, earn less than the others"
             return f"{told}, by {-fmean(apart):.3g} on average", "reward-wrong"
         known, other = [r.own for r in right if r.form], [r.own for r in t.replies if r.form and not r.right]
-        if pays is False and len(known) >= FEW and len(other) >= LEAST and np.ptp([*known, *other]) <= TOLERANCE:
-            told = f"{len(known)} completions with the right answer, {of}, and {len(other)} others earn the same, {known[0]:.3g}"
+        # A model that gives no right answer says nothing of the reward, unless the usual forms of an answer should be paid.
+        silent = self.rounds >= ROUNDS and t.formless == t.rows and not self.varied
+        alike = len(other) >= LEAST and np.ptp([*known, *other]) <= TOLERANCE
+        if pays is False and alike and (len(known) >= FEW or silent):
+            told = f"{len(known)} completions with the right answer, {of}, and {len(other)} others earn the same, {other[0]:.3g}"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
             return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
         due = [r.own <= self.before.silence + TOLERANCE for r in right if r.due]

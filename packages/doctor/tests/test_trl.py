@@ -321,7 +321,7 @@ def judged(question: str, replies: tuple[str, ...], earned: tuple[float, ...], b
 def test_what_right_answers_of_the_run_itself_earn(
     earned: tuple[float, ...], pays: bool | None, cause: str | None
 ) -> None:
-    before = Before(columns=["answer"], namers=[True], pays=pays, form="#### {}")
+    before = Before(columns=["answer"], namers=[True], pays=pays)
     found = judged("What is 7 + 5?", REPLIES, earned, before)
     assert found[-1].cause == cause
     assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}

@@ -122,15 +122,15 @@ class Examined:
 
 
 Judge = Callable[[Examined, Outcome], None]
-Stage = Callable[[Examined], Outcome | list[Outcome]]
+Stage = Callable[[Examined], Outcome]
 STAGES: list[Stage] = []
-"""In the order of the data."""
+"""In the order of the data. What a run that is under way shows beside them is `known_change`."""
 
 
-def _stage(name: str, check: str, limit: float = 0.0) -> Callable[[Judge], Callable[[Examined], Outcome]]:
+def _stage(name: str, check: str, limit: float = 0.0) -> Callable[[Judge], Stage]:
     """Makes a stage of a function that is given what is examined, and the outcome, which passes unless it is changed."""
 
-    def made(judge: Judge) -> Callable[[Examined], Outcome]:
+    def made(judge: Judge) -> Stage:
         @functools.wraps(judge)
         def stage(x: Examined) -> Outcome:
             out = Outcome(name, check, limit=limit)
@@ -237,6 +237,8 @@ def engine_logprobs(x: Examined, out: Outcome) -> None:
     # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
     general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
     _logprobs(x, out, scored, observed, general)
+    if out.verdict == "fail" and not out.what:
+        _requests(x, out)  # what is asked for explains what is done
 
 
 @_stage("logprobs", "the trainer computes the model's log-probabilities")
@@ -815,18 +817,14 @@ def known_change(x: Examined) -> list[Outcome]:
     return [sync, saved]
 
 
-STAGES.append(known_change)
-
-
 def examine(x: Examined, *, every: bool = False) -> list[Outcome]:
     """The outcomes of all stages up to the first that differs. `every`: of all stages."""
     found: list[Outcome] = []
     for stage in STAGES:
-        result = stage(x)
-        found += result if isinstance(result, list) else [result]
-        if not every and any(o.verdict == "fail" for o in found):
-            break
-    return found
+        found.append(stage(x))
+        if found[-1].verdict == "fail" and not every:
+            return found
+    return found + known_change(x)
 
 
 def first(outcomes: Iterable[Outcome]) -> Outcome | None:

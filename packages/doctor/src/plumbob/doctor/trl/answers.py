@@ -52,7 +52,7 @@ class Reply:
     form: bool
     """Whether it has all marks of a form that its prompt asks for."""
     due: bool
-    """Whether it has these, or, where none are asked for, ends in the very text that is paid alone."""
+    """Whether it has these, or, where none are asked for, marks its answer in a usual way."""
     wrong: bool
     """Whether it marks a whole number that is neither the answer nor that of another column."""
     inside: bool
@@ -117,11 +117,11 @@ class Answers:
         tally.formless += not wanted and not ASKS.search(prompt)
         others = {plain(str(value)) for name, value in row.items() if name in self.tallies and name != column}
         for one in group:
-            answer, text = shown(one.last), one.last.rstrip()
+            answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), all(mark in text for mark in wanted)
             whole = answer.isdigit() and gold.isdigit() and plain(answer) not in others
             own = sum(one.components.get(name, 0.0) for name in self.namers)
-            due = form and bool(wanted or (self.before.form and text.endswith(self.before.form.format(gold))))
+            due = form and bool(wanted or answer)
             wrong, inside = whole and not right, gold in text
             tally.replies.append(Reply(self.groups, right, one.reward, own, form, due, wrong, inside))
 
@@ -161,7 +161,7 @@ class Answers:
             return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
         due = [r.own <= self.before.silence + TOLERANCE for r in right if r.due]
         if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
-            told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or paid"
+            told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or usual,"
             return f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"
         wrong, best = [r for r in t.replies if r.wrong], max((r.own for r in right), default=-np.inf)
         paid, less = ([r.inside for r in wrong if (r.own >= best - TOLERANCE) is way] for way in (True, False))

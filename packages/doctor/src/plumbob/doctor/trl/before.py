@@ -63,8 +63,6 @@ PADDED = re.compile(r"-?\d{1,3}(,\d{3})+|-?\d+\.0+")
 """A whole number with separators, or as a table of floating-point numbers writes it."""
 MARKED = re.compile(r"####\s*([^\n]+)|\\boxed\{([^{}]*)\}|<answer>\s*(.*?)\s*</answer>", re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-MARKS = ("####", "\\boxed", "<answer>")
-"""How texts mark an answer."""
 COPIES, LEAST_ROWS = 8, 32
 """Times that each row of the data stands in it on average, from which on these are few, and fewest rows that are judged."""
 REPLY = "A reply."
@@ -89,8 +87,6 @@ class Before:
     """Of each reward function, whether it names one of them."""
     pays: bool | None = None
     """Whether these pay a text of the columns, in one of several forms, more than that of another row; None: it is not known."""
-    form: str = ""
-    """The form that is paid most, if it marks the answer."""
     silence: float = 0.0
     """What they pay an empty reply, on average."""
     anything: float = math.nan
@@ -361,7 +357,7 @@ def _of_kinds(
     others = [*cells[WRONG]]
     found.pays = float((most - sums[WRONG])[others].mean()) > TOLERANCE if others else None
     if found.pays:
-        hand.golds, found.form = golds, best[1] if any(mark in best[1] for mark in MARKS) else ""
+        hand.golds = golds
         matrix.cells |= cells
     if not all(PADDED.fullmatch(answer) for answer in golds):
         return []

@@ -27,8 +27,6 @@ COURSE = "run.json"
 WITHOUT_ADAPTER = (stages.gradient, stages.reference_policy, stages.trained_tensors)
 """Stages that put the adapter on themselves, or compare with the model without it."""
 NOT_ENDED = "The training has not ended, or was ended from outside."
-OF_LIVE_RUNS = (stages.known_change,)
-"""Stages that no record is enough for."""
 MOST_RECORDS = 12
 """Most records of a run that are compared with the reference."""
 
@@ -74,7 +72,7 @@ class Reading:
         x = stages.Examined(record, plain, tokenizer, live, previous=previous)
         outcomes: list[stages.Outcome] = []
         for stage in STAGES if self.of_trl else stages.STAGES:
-            if stage.__name__ in self.left_out or stage in OF_LIVE_RUNS:
+            if stage.__name__ in self.left_out:
                 continue
             outcome = self._outcome(stage, x)
             outcomes.append(outcome)
@@ -87,7 +85,6 @@ class Reading:
         adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
         with x.plain.having(adapter) if x.plain and adapter else contextlib.nullcontext():
             result = stage(x)
-        assert isinstance(result, stages.Outcome)
         unexplained = result.cause == "engine-trainer-mismatch" and not result.what
         if unexplained and stage is stages.trainer_logprobs and x.live:
             rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in (x.record.rows[i] for i in x.drawn[:6])]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from plumbob.doctor import stages
 from plumbob.doctor.environment.player import place_of
 from plumbob.doctor.record import Settings
-from plumbob.doctor.stages import Examined, Outcome
+from plumbob.doctor.stages import Stage
 
 REDUCTIONS: dict[str, Any] = {
     "grpo": "rows",
@@ -20,13 +19,8 @@ REDUCTIONS: dict[str, Any] = {
     "cispo": "step_tokens",
 }
 """`loss_type` -> how tokens are weighted; other losses are not compared."""
-Stage = Callable[[Examined], Outcome | list[Outcome]]
-
-
 STAGES: tuple[Stage, ...] = tuple(
-    stage
-    for stage in stages.STAGES
-    if stage not in (stages.weights, stages.corrections, stages.served, stages.known_change)
+    stage for stage in stages.STAGES if stage not in (stages.weights, stages.corrections, stages.served)
 )
 """Stages of a record of TRL, in the order of the data. TRL states no weight of a single token: its slope is compared."""
 ADAMW = ("adamw_torch", "adamw_torch_fused")

@@ -26,7 +26,7 @@ from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Message, Played, RunSettings, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
-from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, OTHERS, PERFECT, WRONG, Known
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, PERFECT, WRONG, Known
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.stages import DROPOUT
 from plumbob.doctor.trl.settings import dropout, schemas, tokenizer_of
@@ -45,7 +45,6 @@ FORMS = (
 SHORT = "the answer without separators and decimals of 0"
 KINDS = {
     **{kind: CHEAP[kind] for kind in (WRONG, "the form of an answer without content", "the best constant answer")},
-    "the answer alone": OTHERS["the answer alone"],
     SHORT: lambda known, i: known.with_answer(i, lambda gold: gold.partition(".")[0].replace(",", "")),
 }
 """Transcripts that are scored beside the right answer and an empty reply."""

@@ -103,18 +103,14 @@ def refusal(trainer: Any) -> str | None:
     args, kind = trainer.args, str(trainer.accelerator.distributed_type)
     generated = args.steps_per_generation * args.num_iterations
     multiple = "steps_per_generation x num_iterations is no multiple of gradient_accumulation_steps"
-    for applies, why in (
+    table = (
         (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, f"training with {kind.rpartition('.')[2]}"),
         (args.fp16, "training with fp16, which scales gradients"),
         (trainer._is_vlm, "a model that reads images"),
-        (
-            bool(generated % args.gradient_accumulation_steps),
-            f"more than one generation in an optimizer step: {multiple}",
-        ),
-    ):
-        if applies:
-            return f"Steps are not recorded, because this is not supported yet: {why}."
-    return None
+        (generated % args.gradient_accumulation_steps, f"more than one generation in an optimizer step: {multiple}"),
+    )
+    why = next((why for applies, why in table if applies), "")
+    return f"Steps are not recorded, because this is not supported yet: {why}." if why else None
 
 
 def text_of(option: Any) -> str:

@@ -201,21 +201,6 @@ def test_where_a_difference_lies_is_broken_down(made_record: Made) -> None:
     assert all(gap < 1e-6 for member, gap in found.places["member"][1:])
 
 
-def test_moments_that_are_lost_between_two_steps(made_record: Made) -> None:
-    first = made_record()
-    second = made_record()
-    second.step = 1
-    for one, before in zip(second.updates[0].tensors, first.updates[0].tensors, strict=True):
-        one.before, one.moments_before = before.after, None
-        gradient = one.gradient
-        assert gradient is not None
-        one.after = (one.before - 0.9e-3 * gradient / (np.abs(gradient) + 1e-8)).astype(np.float32)
-    kept = stages.update(stages.Examined(second))
-    assert kept.verdict == "pass", kept
-    found = stages.update(stages.Examined(second, previous=first))
-    assert found.cause == "update-differs-from-settings" and "lost" in found.what
-
-
 def test_gradients_that_are_kept_from_the_step_before() -> None:
     expected, before = np.random.default_rng(0).normal(size=(2, 64))
     before[:4] = np.nan

@@ -75,21 +75,17 @@ HOT = 1.5
 
 def unread(n: Numbers) -> str | None:
     rows = n.start
-    calls, malformed, other = (total(rows, f"rollout/{kind}_calls") for kind in ("tool", "malformed", "unread"))
-    turns = max(total(rows, "rollout/turns"), 1.0)
-    if n.plan.temperature >= HOT or failing(n.first) or not total(rows, "rollout/tools"):
-        return None
-    every = calls + malformed + other
-    if malformed > 0.7 * (calls + malformed) > 0 and number(rows[0], "rollout/malformed_calls"):
-        return f"{malformed / (calls + malformed):.0%} of the tool calls of {of_first(rows)} could not be read"
-    if other > 0.3 * every > 0 and other > 0.1 * len(rows):
-        return f"{other / turns:.0%} of the first replies look like tool calls in a form that is not read"
-    each = (calls + malformed) / len(rows)
+    calls, malformed, other = (mean(rows, f"rollout/{kind}_calls") for kind in ("tool", "malformed", "unread"))
     cut = mean(rows, "rollout/truncated_share") > 0.5
-    # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
-    if each >= 0.02 or cut or (each > 0 and n.solved):
+    if n.plan.temperature >= HOT or failing(n.first) or cut or not total(rows, "rollout/tools"):
         return None
-    return f"{each:.2g} tool calls per rollout in {of_first(rows)}, mean reward {mean(rows, 'reward/mean'):.3f}"
+    # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
+    if calls >= 0.02 or (calls > 0 and n.solved):
+        return None
+    beside = f", beside {malformed + other:.2g} that are not read" if malformed + other else ""
+    return (
+        f"{calls:.2g} tool calls per rollout in {of_first(rows)}{beside}, mean reward {mean(rows, 'reward/mean'):.3f}"
+    )
 
 
 # Evaluation

@@ -77,8 +77,6 @@ class Played:
     error: str = ""
     """What failed, in one line: the type of the error, and its message."""
     seconds: float = 0.0
-    tools: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Name of each tool that the model is offered -> names of its parameters."""
 
     @property
     def ok(self) -> bool:

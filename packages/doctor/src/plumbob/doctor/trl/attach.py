@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from plumbob.doctor import record as records
@@ -19,6 +20,7 @@ from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines, render
+from plumbob.doctor.saved import alike
 from plumbob.doctor.trl import before, course, settings
 from plumbob.doctor.trl.answers import Answers, Results
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
@@ -258,8 +260,11 @@ class Doctor(TrainerCallback):
         self._row = {**course.row_of(self.trainer, made, played, self._sample, step), **self._change}
         found = [] if self._reference is None else [course.reference(self._reference)]
         if made.step == step:
-            alone = [one for one, _ in played]
-            found += [course.equal_ones(self.trainer, made, alone, step), self._answers.add(alone, step)]
+            alone, rewards = [one for one, _ in played], [one.reward for one, _ in played]
+            # What differs in equal completions of one prompt is no property of the completion.
+            keys = [(i // self.trainer.num_generations, tuple(ids)) for i, ids in enumerate(made.ids)]
+            found.append(alike(zip(keys, rewards, strict=False), before.tolerance(np.array(rewards)), step + 1))
+            found.append(self._answers.add(alone, step))
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)

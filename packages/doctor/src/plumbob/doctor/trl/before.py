@@ -427,7 +427,12 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
         named = f"does not name {', '.join(missing)}" if missing else f"names {', '.join(names)}"
         add("prompts describe the tools", missing, f"the template's prompt {named}")
     texts = [(m["role"], m.get("content")) for m in prompt if m["role"] in ("system", "user")]
-    lost = [role for role, text in texts if isinstance(text, str) and not _holds(whole, text)]
+    # White space aside, and at least as they begin.
+    held, begun = (
+        "".join(whole.split()),
+        [(r, "".join(text.split())[:60]) for r, text in texts if isinstance(text, str)],
+    )
+    lost = [role for role, text in begun if text not in held]
     told = f"messages of {', '.join(dict.fromkeys(lost))} are not in it" if lost else f"{len(texts)} messages are in it"
     add("prompts hold what the messages say", lost, told)
     reply = rendered([*prompt, {"role": "assistant", "content": REPLY}])
@@ -474,11 +479,6 @@ def _settings(trainer: Any) -> list[Finding]:
         Finding.of(deciding, "signal-left-out", few, share, "sampling"),
         Finding.of("the model that is kept is chosen by a reward", "saved-model-differs", by_loss, best, "saved"),
     ]
-
-
-def _holds(whole: str, text: str) -> bool:
-    """Whether a text stands in another one, white space aside, at least as it begins."""
-    return "".join(text.split())[:60] in "".join(whole.split())
 
 
 def _call(trainer: Any, prompt: Any, tools: list[Any], rendered: Callable[..., str]) -> Finding:

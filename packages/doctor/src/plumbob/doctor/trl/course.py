@@ -19,9 +19,7 @@ from plumbob.doctor.measuring import AT_RANDOM, numbers
 from plumbob.doctor.record import StepRecord
 from plumbob.doctor.reference.model import plain_name
 from plumbob.doctor.run_numbers import gap_limit
-from plumbob.doctor.saved import alike
 from plumbob.doctor.saved import numbers as numbers_of
-from plumbob.doctor.trl.before import tolerance
 from plumbob.doctor.trl.recording import cut_off, trained
 from plumbob.doctor.trl.settings import settings_of, text_of
 from plumbob.doctor.trl.watching import Round
@@ -96,13 +94,6 @@ def row_of(
         failures = trainer._metrics["train"].get("tools/failure_frequency") or [0.0]
         row["rollout/tool_errors"] = failures[-1] * row["rollout/tool_calls"]
     return row
-
-
-def equal_ones(trainer: Any, made: Round, played: Sequence[Played], step: int) -> Finding:
-    """Whether equal completions of one prompt have equal rewards: what differs there is no property of the completion."""
-    rewards = [one.reward for one in played]
-    keys = [(i // trainer.num_generations, tuple(ids)) for i, ids in enumerate(made.ids)]
-    return alike(zip(keys, rewards, strict=False), tolerance(np.array(rewards)), step + 1)
 
 
 def ended(trainer: Any, made: Round) -> list[Finding]:

@@ -150,7 +150,13 @@ def of_folder(folder: Path) -> Reading:
     found = [*files, *folder.glob(COURSE), *folder.glob(f"*/{COURSE}")]
     if not found:
         raise ValueError(f"{folder} has no records of training steps")
-    reading, previous = _begun(found[0].parent), None
+    try:
+        reading, previous = KEPT.validate_json((found[0].parent / COURSE).read_bytes()), None
+    except (OSError, ValueError):  # there is none, or one of an earlier version
+        reading, previous = Reading(), None
+    reading.folder = found[0].parent
+    if not reading.ended:
+        reading.limits.append(NOT_ENDED)
     if reading.ended or reading.examined:  # with the weights of the run itself, which no record has
         return reading
     for where, record in itertools.islice(read_right(folder), MOST_RECORDS):
@@ -170,15 +176,6 @@ def of_folder(folder: Path) -> Reading:
         reading.limits = [one for one in reading.limits if one != NOT_ENDED]
     reading.limits = list(dict.fromkeys(reading.limits))
     return reading
-
-
-def _begun(folder: Path) -> Reading:
-    try:
-        known = KEPT.validate_json((folder / COURSE).read_bytes())
-    except (OSError, ValueError):  # there is none, or one of an earlier version
-        return Reading(limits=[NOT_ENDED])
-    known.folder, known.limits = folder, [*known.limits, *([] if known.ended else [NOT_ENDED])]
-    return known
 
 
 def finding_text(x: Examination, finding: Finding) -> str:

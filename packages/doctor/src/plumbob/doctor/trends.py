@@ -309,17 +309,11 @@ def _of_groups(n: Numbers, what: str) -> str:
     return f"of {groups:.0f} groups in {of_first(n.start)} {what} (mean reward {reward:.3f})"
 
 
-RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
-
-
 def never(n: Numbers) -> str | None:
     found = no_signal(n)
     if found is None:
         return None
-    names = {k for r in n.start for k in r if k.startswith(("env/", "reward/")) and k.split("/")[-1] in RIGHT}
-    best = max((max(number(r, name) for r in n.start) for name in names), default=None)
-    # All rollouts of a group may earn the same part of the reward, for their form: that is no success.
-    if best == 0 or (found[0] >= found[1] and found[1] <= 0.1):
+    if found[0] >= found[1] and found[1] <= 0.1:
         text = _of_groups(n, f"{found[0]:.0%} have only failures, {found[1]:.0%} only equal higher rewards")
         return f"{text}, at temperature {n.plan.temperature:g}" if n.plan.temperature >= HOT else text
     return None

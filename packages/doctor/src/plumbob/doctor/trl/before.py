@@ -23,7 +23,7 @@ from plumbob.doctor.environment import player
 from plumbob.doctor.environment.grading import HALF
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
-from plumbob.doctor.environment.player import Given, Message, Played, RunSettings, Task, Turn, place_of
+from plumbob.doctor.environment.player import Given, Message, Played, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
 from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, PERFECT, WRONG, Known
@@ -52,8 +52,6 @@ ROUNDED = 0.05
 """Share of the range of rewards within which they count as equal."""
 MOST_TASKS, MOST_ROWS, MOST_COLUMNS = 8, 4000, 3
 """Rows of the data with which transcripts are written, rows that are compared with each other, and columns that are tried."""
-LEAST_STEPS = 30
-"""Steps from which on a run is no trial."""
 GIVEN = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
@@ -67,9 +65,9 @@ COPIES, LEAST_ROWS = 8, 32
 REPLY = "A reply."
 AGAIN = "completions earn the same when they are scored again, in another order and in parts"
 SILENCE = "a right answer earns more than an empty reply"
-EXAMINED = {"not-overpaid", "enough", "apart", "near-copies", "prompted", "empty", "cheap"}
+EXAMINED = {"apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
-OF_TEXTS = {"enough", "apart", "near-copies"}
+OF_TEXTS = {"apart", "near-copies"}
 """Those of them that compare tasks by all that they say, which a picture's text is not."""
 PICTURE = re.compile(r"\b(Image|Audio|Video)\(")
 """A column of a data set whose rows would be decoded, as its features name it."""
@@ -111,15 +109,12 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
-    args, steps = trainer.args, trainer.state.max_steps
-    groups = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps // args.num_generations
-    taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
     found.findings += _settings(trainer)
     if not train:
         return
-    given = Given(train, held_out, RunSettings(taken=taken), code)
+    given = Given(train, held_out, code=code)
     at = chosen(len(train), MOST_TASKS)
     # Whole rows, with what reward functions may want of them.
     tasks = [dataclasses.replace(train[i], handle=dict(trainer.train_dataset[i])) for i in at]
@@ -135,7 +130,6 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
         different = len({(task.prompt, str(task.fields)) for task in train})
         few, told = COPIES * different <= len(train), f"{len(train)} rows, {different} of them different"
         found.findings.append(Finding.of("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
-        known = known - {"enough"} if few else known  # one name for one thing
     found.findings += _column_ends(train, found.columns)
     if held_out:
         matrix.held_out = _matrix(given, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])

@@ -6,7 +6,6 @@ import re
 
 REMEDIES = {
     "few-distinct-tasks": "Train on more different prompts.",
-    "answers-not-parsed": "Compare with the final answer alone, and read it in the form that the prompt asks for.",
     "calls-not-read": "Set processing_class.response_template to the form of the model's calls, or teach calls with SFTTrainer.",
     "held-out-in-training": "Split the data first (train_test_split), and remove rows that both parts have.",
     "evaluation-differs": "Give eval_dataset the same prompt and system message as train_dataset.",
@@ -22,7 +21,6 @@ REMEDIES = {
     "groups-without-variety": "Raise temperature, and look for a seed, do_sample=False or num_beams in generation_kwargs.",
     "truncated-rollouts": "Raise max_completion_length, ask for less, or set mask_truncated_completions=True.",
     "reward-wrong": "Print what each reward function is given for a few completions (lists, one entry each) and returns.",
-    "oracle-fails": "Score the right answer of a row by hand, as `completions` has it, until it earns the most.",
     "advantages-wrong": "Look at a subclass that computes advantages, or a data loader that parts the rows of a prompt.",
     "tiny-std-scaling": 'Set scale_rewards="none" or "batch", or make rewards differ by more than noise.',
     "loss-differs-from-settings": "Compare a subclass's (_)compute_loss with loss_type, epsilon, epsilon_high and delta.",

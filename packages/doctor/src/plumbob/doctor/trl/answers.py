@@ -151,12 +151,18 @@ class Answers:
         if len(apart) >= LEAST and max(apart) < -TOLERANCE:
             told = f"in each of {len(apart)} groups completions with the right answer, {of}, earn less than the others"
             return f"{told}, by {-fmean(apart):.3g} on average", "reward-wrong"
-        known, other = [r.own for r in right if r.form], [r.own for r in t.replies if r.form and not r.right]
+        groups = defaultdict[int, list[Reply]](list)
+        for one in t.replies:
+            if one.form:
+                groups[one.group].append(one)
+        alike = all(np.ptp([one.own for one in group]) <= TOLERANCE for group in groups.values())
+        beside = sum(len({one.right for one in group}) > 1 for group in groups.values())
+        known, other = (sum(one.form and one.right is way for one in t.replies) for way in (True, False))
         # A model that gives no right answer says nothing of the reward, unless the usual forms of an answer should be paid.
         silent = self.rounds >= ROUNDS and t.formless == t.rows and not self.varied
-        alike = len(other) >= LEAST and np.ptp([*known, *other]) <= TOLERANCE
-        if pays is False and alike and (len(known) >= FEW or silent):
-            told = f"{len(known)} completions with the right answer, {of}, and {len(other)} others earn the same, {other[0]:.3g}"
+        sure = (known >= FEW and beside > 1) or silent
+        if pays is False and alike and sure and min(other, self.groups) >= LEAST:
+            told = f"{known} completions with the right answer, {of}, earn what {other} others do, in each of {len(groups)} groups"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
             return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
         due = [r.own <= self.before.silence + TOLERANCE for r in right if r.due]

@@ -31,7 +31,7 @@ from plumbob.trainer.rollouts.collect import Sampler, collect
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.limits import limits_of
 from plumbob.trainer.rollouts.tasks import load_tasks
-from plumbob.trainer.run_files.trace_files import prepared_records, write_traces
+from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.train import OBJECTS_BEFORE_COLLECTION, SWITCH_SECONDS
 from transformers import AutoTokenizer
 
@@ -107,14 +107,12 @@ def main() -> None:
             whole = collect(sampler, step, step * given.groups, World(0, 1, torch.device("cpu")))
             batch = interruption.run(runner, whole)
             marks.append(time.process_time())
-            prepared = prepared_records(batch.records, step + 1, 8, seed=0, steps=48)
-            marks.append(time.process_time())
             with tempfile.TemporaryDirectory() as folder:
-                write_traces(Path(folder), step + 1, batch.records, 8, seed=0, steps=48, prepared=prepared)
+                write_traces(Path(folder), step + 1, batch.records, 8, seed=0, steps=48)
             marks.append(time.process_time())
             rows.append({
                 "begin": engine.began - marks[0], "end and score": marks[1] - engine.answered,
-                "records of traces": marks[2] - marks[1], "writing them, threads included": marks[3] - marks[2],
+                "traces": marks[2] - marks[1],
             })  # fmt: skip
             print(f"step {step}: rows {digest(batch.drawn)}, " + ", ".join(f"{k} {v:.3f}" for k, v in rows[-1].items()))
             batch.release()

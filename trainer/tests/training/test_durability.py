@@ -11,12 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from plumbob.console import INTERRUPTED, UserError
+from plumbob.console.behind import Behind
 from plumbob.testing import kill_driver
 from plumbob.testing.step_gradients import make_run, relative_difference, samples
 from plumbob.trainer.algorithm.advantages import compute_advantages
@@ -534,3 +536,16 @@ def test_a_checkpoint_of_another_version_is_one_sentence(tmp_path, undisturbed, 
         resume(directory)
     assert "\n" not in str(e.value)
     assert (directory / "metrics.jsonl").read_text() == before
+
+
+def test_work_behind_a_run_is_done_in_order_while_it_goes_on() -> None:
+    behind, may_go_on, done = Behind(), threading.Event(), []
+    behind.start(lambda: (may_go_on.wait(), done.append(1)))
+    assert not done  # the run is here, and the work is not done
+    may_go_on.set()
+    behind.start(lambda: done.append(2))
+    behind.start(lambda: done[2])
+    with pytest.raises(IndexError):
+        behind.wait()
+    assert done == [1, 2]
+    assert not [thread for thread in threading.enumerate() if thread.name == "behind"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -50,8 +51,8 @@ class Sink:
     def wants(self, step: int) -> bool:
         return self.wanted
 
-    def keep(self, record: records.StepRecord) -> None:
-        self.records.append(record)
+    def keep(self, made: Callable[[], records.StepRecord]) -> None:
+        self.records.append(made())
 
 
 def two_steps(folder: Path, wanted: bool, **settings) -> tuple[list[dict[str, float]], dict[str, torch.Tensor], Sink]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
+from plumbob.console.behind import Behind
 from pydantic import TypeAdapter
 from pydantic_core import core_schema
 
@@ -342,8 +343,8 @@ class RecordSink(Protocol):
         """Whether step `step` (from 0) is to be recorded. The same answer on every process."""
         ...
 
-    def keep(self, record: StepRecord) -> None:
-        """Take the record of a finished step."""
+    def keep(self, made: Callable[[], StepRecord]) -> None:
+        """Take the record of a finished step, which `made` returns when it is called, perhaps later and in a thread."""
         ...
 
 
@@ -354,20 +355,27 @@ EVERY = 25
 
 
 class RecordFolder:
-    """A sink that writes a file for each of a run's first steps and for every `EVERY`th one."""
+    """A sink that writes a file for each of a run's first steps and for every `EVERY`th one, while the run goes on."""
 
     def __init__(self, folder: Path, report: Callable[[str], None], *, began: int = 0, writes: bool = True) -> None:
         """`report`: told of a record that cannot be written, which ends no run. `began`: number of steps that the run had
         finished when this process began. `writes`: False on all processes but one.
         """
         self.folder, self.report, self.began, self.writes = folder, report, began, writes
+        self._behind = Behind()
 
     def wants(self, step: int) -> bool:
         return step - self.began < FIRST or (step + 1) % EVERY == 0
 
-    def keep(self, record: StepRecord) -> None:
-        if not self.writes:
-            return
+    def keep(self, made: Callable[[], StepRecord]) -> None:
+        if self.writes:
+            self._behind.start(lambda: self._write(made()))
+
+    def close(self) -> None:
+        """Return when all records are written."""
+        self._behind.wait()
+
+    def _write(self, record: StepRecord) -> None:
         try:
             self.folder.mkdir(exist_ok=True)
             write(record, self.folder / f"step_{record.step + 1:05}.npz")

@@ -149,8 +149,8 @@ class Kept:
     def wants(self, step: int) -> bool:
         return step < self.most
 
-    def keep(self, record: StepRecord) -> None:
-        self.records.append(record)
+    def keep(self, made: Callable[[], StepRecord]) -> None:
+        self.records.append(made())
         self._remember()
 
 

@@ -30,6 +30,8 @@ class SyncReport:
     update: WeightUpdate
     parity: float
     """Mean absolute difference of log-probabilities on the fixed ids, in nats."""
+    trained: Sequence[float]
+    """The trainer's log-probability of each fixed id but the first, in nats."""
 
 
 def parity_row(token_ids: Sequence[int]) -> Sample:
@@ -57,4 +59,4 @@ def sync_weights(
         parity = engine.check_parity(row.token_ids, trained, limit)
     except (EngineError, OSError) as error:
         raise SyncError(str(error)) from error
-    return SyncReport(update, parity)
+    return SyncReport(update, parity, trained)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
@@ -49,8 +48,6 @@ class Batch:
     """On rank 0, every rollout's trace, group by group, those of other processes as lines of JSON; else empty."""
     token_records: dict[str, TokenRecord] = field(default_factory=dict)
     """On rank 0, what training computed for the tokens of each row, by the id of its trace; empty before training."""
-    prepared: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """On rank 0, the record of traces that will be stored, by id, as far as they were made already; empty before training."""
     traces: list[vf.Trace] = field(default_factory=list)
     """Traces of this rank's own rollouts."""
     failures: list[str] = field(default_factory=list)

@@ -43,20 +43,14 @@ class TokenRecord:
     """[T] whether each token of the row is in the loss; None: exactly the sampled ones."""
 
 
-def as_line(
-    trace: vf.Trace | str,
-    tokens: Mapping[str, TokenRecord] | None = None,
-    prepared: Mapping[str, dict[str, Any]] | None = None,
-) -> str:
+def as_line(trace: vf.Trace | str, tokens: Mapping[str, TokenRecord] | None = None) -> str:
     """A trace as a line of JSON, with what training computed if `tokens` has it under the trace's id.
 
-    `trace`: the trace, or its line of JSON without that. `prepared`: records of traces that were made before, by id; they
-    are changed.
+    `trace`: the trace, or its line of JSON without that.
     """
     if isinstance(trace, str) and not tokens:
         return trace
-    made = None if isinstance(trace, str) or prepared is None else prepared.get(trace.id)
-    record = made or (json.loads(trace) if isinstance(trace, str) else record_of(trace))
+    record = json.loads(trace) if isinstance(trace, str) else record_of(trace)
     if tokens and (found := tokens.get(record["id"])) is not None:
         annotate(record, found)
     try:

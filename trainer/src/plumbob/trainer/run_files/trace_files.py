@@ -7,19 +7,17 @@ groups, whose lines follow each other. Runs of earlier versions have traces/step
 from __future__ import annotations
 
 import gzip
-import os
 import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plumbob.console import UserError
 from plumbob.console.files import write_whole
 from plumbob.trainer.run_files.run_directory import read_metrics
-from plumbob.trainer.run_files.token_record import TokenRecord, as_line, record_of
+from plumbob.trainer.run_files.token_record import TokenRecord, as_line
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -40,9 +38,6 @@ English, less if text repeats (measured: docs/results)."""
 BYTES_PER_ROLLOUT = 1_000
 """Compressed bytes of a rollout's task, scores and times."""
 
-AT_ONCE = 16
-"""Number of groups that are compressed at the same time: zlib lets other threads run."""
-
 _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
@@ -55,30 +50,6 @@ def groups_to_store(count: int, *, seed: int, step: int) -> list[int]:
     return random.Random(f"traces/{seed}/{step}").sample(range(count), count)
 
 
-def prepared_records(
-    records: Sequence[vf.Trace | str], step: int, group_size: int, *, seed: int, steps: int
-) -> dict[str, dict[str, Any]]:
-    """Id of a trace -> its record, of the rollouts that `write_traces` will probably store with the same arguments.
-
-    Making records is most of the work of storing traces. This part of it needs nothing of what training computes.
-    """
-    groups = _groups(records, group_size)
-    space = MOST_BYTES / steps
-    prepared: dict[str, dict[str, Any]] = {}
-    for i in groups_to_store(len(groups), seed=seed, step=step):
-        if space <= 0:
-            break
-        for trace in groups[i]:
-            if not isinstance(trace, str):
-                record = prepared[trace.id] = record_of(trace)
-                space -= BYTES_PER_TOKEN * sum(len(node["token_ids"]) for node in record["nodes"]) + BYTES_PER_ROLLOUT
-    return prepared
-
-
-def _groups(records: Sequence[vf.Trace | str], size: int) -> list[Sequence[vf.Trace | str]]:
-    return [records[i : i + size] for i in range(0, len(records), size)]
-
-
 def write_traces(
     directory: Path,
     step: int,
@@ -88,33 +59,24 @@ def write_traces(
     seed: int,
     steps: int | None,
     tokens: Mapping[str, TokenRecord] | None = None,
-    prepared: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
     """Store rollouts of step `step` (from 1) of a run of `steps` steps, in place of what an earlier attempt stored.
 
     At least one group is stored, and with `steps` None all of them.
 
     `records`: every rollout, as a trace or as its line of JSON, group by group. `tokens`: what training computed for the
-    tokens of a rollout, by the id of its trace. `prepared`: what `prepared_records` returned; it is changed. Raises OSError;
-    no part of the new file is then left behind.
+    tokens of a rollout, by the id of its trace. Raises OSError; no part of the new file is then left behind.
     """
-    groups = _groups(records, group_size)
+    groups = [records[i : i + group_size] for i in range(0, len(records), group_size)]
     stored: dict[int, bytes] = {}
     size = 0
-    wanted = groups_to_store(len(groups), seed=seed, step=step)
-    # Ended with the step: a thread that lives on would keep the process from ending.
-    with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), "compress-traces") as threads:
-        for start in range(0, len(wanted), AT_ONCE):
-            some = wanted[start : start + AT_ONCE]
-            texts = ["".join(as_line(record, tokens, prepared) + "\n" for record in groups[i]) for i in some]
-            for i, compressed in zip(some, threads.map(_compressed, texts), strict=True):
-                size += len(compressed)
-                if steps is not None and stored and size > MOST_BYTES / steps:
-                    break
-                stored[i] = compressed
-            else:
-                continue
+    for i in groups_to_store(len(groups), seed=seed, step=step):
+        text = "".join(as_line(record, tokens) + "\n" for record in groups[i])
+        compressed = gzip.compress(text.encode(), LEVEL, mtime=0)  # no time in it: equal rollouts give equal files
+        size += len(compressed)
+        if steps is not None and stored and size > MOST_BYTES / steps:
             break
+        stored[i] = compressed
     path = directory / "traces" / f"step_{step}.jsonl.gz"
     if stored:
         path.parent.mkdir(exist_ok=True)
@@ -122,10 +84,6 @@ def write_traces(
     else:
         path.unlink(missing_ok=True)
     path.with_suffix("").unlink(missing_ok=True)
-
-
-def _compressed(text: str) -> bytes:
-    return gzip.compress(text.encode(), LEVEL, mtime=0)  # no time in it: equal rollouts give equal files
 
 
 def stored_steps(directory: Path) -> dict[int, Path]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.console import counted
+from plumbob.console.behind import Behind
 from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
@@ -19,6 +20,7 @@ from plumbob.trainer.rollouts.prompt_forms import FEWEST, difference, prompt_for
 from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.silence import SilenceWatch
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
+from plumbob.trainer.run_files.token_record import TokenRecord
 from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
 from plumbob.trainer.watch.warnings import Warner
@@ -61,6 +63,8 @@ class RunRecorder:
             None if run.demonstrations else Warner(run.directory, config, run.state.first_step, self.note, before)
         )
         self._seen_failures: set[str] = set()
+        self._behind = Behind()
+        """Stores a step's traces while the next step is sampled: together they would hold its rollouts up."""
         self._held_out: HeldOut | None = None
         self._compares_prompts = len(run.sampler.environments) == 1
         """A step of several environments may have no task of one of them."""
@@ -74,6 +78,7 @@ class RunRecorder:
         if isinstance(exc[1], Exception):  # not Ctrl-C
             self._store_stop(self.state.step + 1, exc[1])
         self.silence.close()
+        self.flush()
         try:
             self.log.flush()
         except OSError as error:
@@ -91,15 +96,24 @@ class RunRecorder:
         self.silence.news(text)
         self.board.status(text)
 
+    def flush(self) -> None:
+        """Return when the traces of all finished steps are stored."""
+        self._behind.wait()
+
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        """Record a finished step."""
+        """Record a finished step. Its traces may still be on their way when this returns: see `flush`."""
         step = int(metrics["step"])
         metrics = {**metrics, **self._compared(batch)}
         self._note_failures(step, batch)
-        try:
-            self._store(step, batch.records, self.config.max_steps, batch)
-        except OSError as error:
-            self.note(f"The traces of step {step} could not be written and are lost: {error}")
+        records, tokens = batch.records, batch.token_records  # the batch is about to let go of them
+
+        def store() -> None:
+            try:
+                self._store(step, records, self.config.max_steps, tokens)
+            except OSError as error:
+                self.note(f"The traces of step {step} could not be written and are lost: {error}")
+
+        self._behind.start(store)
         try:
             self.log.append(metrics)
         except OSError as error:
@@ -158,6 +172,7 @@ class RunRecorder:
 
     def failed(self, step: int, error: Exception) -> None:
         """Record that `error` ends the run in step `step` (from 1)."""
+        self.flush()
         if isinstance(error, RunFailed) and error.records:
             with suppress(OSError):
                 self._store(step, error.records, None)  # all of them: they show why the run ends
@@ -181,17 +196,11 @@ class RunRecorder:
         step: int,
         records: Sequence[vf.Trace | str],
         steps: int | None,
-        batch: Batch | None = None,
+        tokens: Mapping[str, TokenRecord] | None = None,
     ) -> None:
-        """`steps`: see `write_traces`. `batch`: where what training computed is, and the records that were made meanwhile."""
-        c, batch = self.config, batch or Batch()
-        write_traces(
-            *(self.directory, step, records, c.num_generations),
-            seed=c.seed,
-            steps=steps,
-            tokens=batch.token_records,
-            prepared=batch.prepared,
-        )
+        """See `write_traces`."""
+        c = self.config
+        write_traces(self.directory, step, records, c.num_generations, seed=c.seed, steps=steps, tokens=tokens)
 
     def _note_failures(self, step: int, batch: Batch) -> None:
         """Report what hung, in every step, and each other reason why rollouts are left out when it first occurs."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import verifiers.v1 as vf
 from plumbob.doctor import record as records
-from plumbob.doctor.measuring import APART, MOVED, SampledTensors, keep_gradient, moved, numbers, on_host
+from plumbob.doctor.measuring import APART, MOVED, SampledTensors, keep_gradient, moved, on_host
 from plumbob.rollout import EngineError, Sample, verifiers_messages
 from plumbob.rollout.verifiers_adapter import schemas_of
 from plumbob.trainer.algorithm.advantages import OVERLONG_PENALTY
@@ -20,7 +20,9 @@ from plumbob.trainer.algorithm.losses import LossInputs
 
 if TYPE_CHECKING:
     from plumbob.trainer.config.train import TrainConfig
+    from plumbob.trainer.inference.weight_sync import SyncReport
     from plumbob.trainer.rollouts.batch import Batch
+    from plumbob.trainer.rollouts.requests import Request
     from plumbob.trainer.training.run import Run
 
 REDUCTIONS: dict[str, Any] = {"grpo": "rows", "gspo": "rows", "dr_grpo": "constant", "bnpo": "minibatch_tokens"}
@@ -48,11 +50,7 @@ class Recording:
             member = members[sample.group] = members.get(sample.group, -1) + 1
             self.record.rows.append(row_of(sample, member, advantage))
 
-    def rollouts(self, batch: Batch) -> None:
-        """The step's requests and messages, which can wait until a GPU has passes to compute."""
-        self.record.rollouts = [self._rollout(trace, batch) for trace in batch.traces if trace.num_turns]
-
-    def _rollout(self, trace: vf.Trace, batch: Batch) -> records.Rollout:
+    def _rollout(self, trace: vf.Trace, requests: Sequence[Request]) -> records.Rollout:
         tools = schemas_of(trace.tools or [])
         if tools and tools not in self.record.tools:
             self.record.tools.append(tools)
@@ -77,7 +75,7 @@ class Recording:
                     ),
                     asked.completion.finish_reason,
                 )
-                for asked in (batch.requests or {}).get(trace.id, ())
+                for asked in requests
             ],
             messages=[verifiers_messages.to_openai(node.message) for node in trace.nodes],
             tools=self.record.tools.index(tools) if tools else -1,
@@ -128,8 +126,8 @@ class Recording:
         if self._tensors is not None:
             self._tensors.updated()
 
-    def finish(self) -> records.StepRecord:
-        """The whole record, after the weight sync."""
+    def finish(self, synced: SyncReport | None, batch: Batch) -> Callable[[], records.StepRecord]:
+        """What makes the whole record, after the weight sync: the rest of it can wait. `synced`: None if it was refused."""
         run, record = self.run, self.record
         if record.updates and not record.updates[0].trained:  # no row had a gradient: the rows were scored nevertheless
             record.updates[0].trained = self._trained_rows()
@@ -141,9 +139,16 @@ class Recording:
             ids = run.parity_row.token_ids
             with suppress(EngineError), torch.no_grad():
                 served = np.array(run.engine.score(ids), np.float32)
-                trained = run.policy.score([run.parity_row], 1.0).logprobs
-                record.served = records.Served(np.array(ids, np.int32), numbers(trained), served)
-        return record
+                trained = synced.trained if synced else run.policy.score([run.parity_row], 1.0).logprobs.tolist()
+                record.served = records.Served(np.array(ids, np.int32), np.array(trained, np.float32), served)
+        self._tensors = None  # what waits for its turn holds no memory of the GPU
+        traces, requests = batch.traces, batch.requests or {}  # the batch is about to let go of them
+
+        def whole() -> records.StepRecord:
+            record.rollouts = [self._rollout(trace, requests.get(trace.id, ())) for trace in traces if trace.num_turns]
+            return record
+
+        return whole
 
     def _trained_rows(self) -> list[records.TrainedRow]:
         """What the microbatches' losses were given and gave, row by row."""

@@ -25,7 +25,6 @@ from plumbob.trainer.inference.weight_sync import sync_weights
 from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.rollouts.interruption import Interruption
-from plumbob.trainer.run_files.trace_files import prepared_records
 from plumbob.trainer.training.capacity.out_of_memory import fit_microbatch_tokens, rest_engine, wake_engine
 from plumbob.trainer.training.forward_backward import (
     MicrobatchLoss,
@@ -94,13 +93,6 @@ def train_step(
     def meanwhile() -> None:
         """What Python can do while a GPU computes the first update's passes."""
         measured.update(metrics_before_training(run, batch, advantages))
-        if recording is not None:
-            recording.rollouts(batch)
-        batch.prepared = prepared_records(
-            *(batch.records, step + 1, config.num_generations),
-            seed=config.seed,
-            steps=config.max_steps,
-        )
 
     tallies = [
         # Once weights have moved, an interruption waits for the step's end: half a step could not be resumed.
@@ -118,12 +110,13 @@ def train_step(
 
     # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
     wake_engine(run)
+    report = None
     try:
         report = sync_weights(policy, run.engine, run.parity_row, under_way=source.under_way)
         clock.lap("sync")
     finally:  # what a sync that is refused leaves behind is worth a record
         if sink is not None and recording is not None:
-            sink.keep(recording.finish())
+            sink.keep(recording.finish(report, batch))
 
     metrics = {
         "step": step + 1,

@@ -44,6 +44,7 @@ class GrpoSteps:
     def close(self) -> None:
         """End what is under way."""
         self.source.close()
+        self.sink.close()
 
 
 Steps = GrpoSteps | SftSteps

@@ -305,6 +305,7 @@ def _evaluate(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruptio
 def _save(run_: Run, recorder: Recorder, schedule: checkpoint.Schedule) -> Path | None:
     """Write a checkpoint and return its folder. If that fails, report why and return None; older ones are kept."""
     start = time.monotonic()
+    recorder.flush()  # a run that goes on from the checkpoint has the traces of the steps before it
     try:
         return checkpoint.save(run_)
     except OSError as error:

@@ -162,7 +162,7 @@ class Answers:
         silent = self.rounds >= ROUNDS and t.formless == t.rows and not self.varied
         sure = (known >= FEW and beside > 1) or silent
         if pays is False and alike and sure and min(other, self.groups) >= LEAST:
-            told = f"{known} completions with the right answer, {of}, earn what {other} others do, in each of {len(groups)} groups"
+            told = f"completions with the right answer, {of} ({known} of {known + other}), earn what the others of their prompt do"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
             return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
         due = [r.own <= self.before.silence + TOLERANCE for r in right if r.due]

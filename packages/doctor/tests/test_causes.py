@@ -38,8 +38,8 @@ def test_a_finding_has_a_cause_exactly_if_it_failed(verdict, cause) -> None:
 
 
 def test_a_finding_of_an_outcome() -> None:
-    assert Finding.of("a check", (None, "fine"), "rows") == Finding("a check", "pass", "fine", stage="rows")
-    assert Finding.of("a check", ("oracle-fails", "0 of 8")).verdict == "fail"
+    assert Finding.of("a check", "oracle-fails", [], "fine", "rows") == Finding("a check", "pass", "fine", stage="rows")
+    assert Finding.of("a check", "oracle-fails", True, "0 of 8").verdict == "fail"
 
 
 def test_advice_names_the_environment_and_the_model_of_the_run() -> None:

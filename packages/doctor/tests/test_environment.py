@@ -82,7 +82,6 @@ class Toy:
     train: list[Task] = field(default_factory=lambda: make_tasks("train", 90))
     held_out: list[Task] = field(default_factory=lambda: make_tasks("held-out", 16))
     settings: RunSettings = RUN
-    tools: dict[str, frozenset[str]] = field(default_factory=lambda: {"find": frozenset({"key"})})
     state: dict[str, Any] = field(default_factory=dict)
 
     def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
@@ -105,10 +104,10 @@ class Toy:
             parts = self.grade(self, task, messages)
             parts = parts if isinstance(parts, dict) else {"correct": parts}
             reward, failure = sum(parts.values()), None if math.isfinite(sum(parts.values())) else "not-finite"
-            yield Played(task, reward, parts, tuple(messages), failure, tools=self.tools)  # type: ignore[arg-type]
+            yield Played(task, reward, parts, tuple(messages), failure)  # type: ignore[arg-type]
         except (Hang, ValueError) as error:
             failure = "hangs" if isinstance(error, Hang) else "fails"
-            yield Played(task, math.nan, {}, tuple(messages), failure, str(error), tools=self.tools)  # type: ignore[arg-type]
+            yield Played(task, math.nan, {}, tuple(messages), failure, str(error))  # type: ignore[arg-type]
         finally:
             self.state["open"] -= 1
 

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from plumbob.doctor import page, web_page
+from plumbob.doctor import page
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.examine import Examination, merged, of_outcomes
 from plumbob.doctor.findings import STAGES, Finding
@@ -178,13 +178,13 @@ def test_json() -> None:
     assert {finding["stage"] for finding in report["findings"]} == set(STAGES)
 
 
-def test_web_page() -> None:
+def test_html_page() -> None:
     x = sick()
     x.add("environment", failed("a <b> is no tag", "reward-wrong"))
-    made = web_page.render(x, "doctor lookup")
+    made = page.render(x, "doctor lookup")
     assert "<script" not in made and "a &lt;b&gt; is no tag" in made
     assert not re.search(r"https?://[^\s<]*\.(js|css)", made)
-    assert "No cause found: 30 checks passed." in web_page.render(healthy(), "doctor lookup")
+    assert "No cause found: 30 checks passed." in page.render(healthy(), "doctor lookup")
 
 
 def test_outcomes_become_findings() -> None:

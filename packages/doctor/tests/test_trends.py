@@ -65,7 +65,7 @@ def healthy(step: int, steps: int = 60, seed: int = 0) -> dict[str, Any]:
     }
 
 
-PLAN = Plan(steps=60, learning_rate=3e-4, max_norm=1.0, limits={"max_turn_tokens": "--max-tokens 128"})
+PLAN = Plan(num_steps=60, learning_rate=3e-4, max_norm=1.0, limits={"max_turn_tokens": "--max-tokens 128"})
 
 
 def run(change: Callable[[int, dict[str, Any]], dict[str, Any]], steps: int = 40, seed: int = 0) -> Rows:
@@ -98,14 +98,14 @@ BAD: dict[str, tuple[Rows, Plan]] = {
     "calls-read": (run(always(rollout__tool_calls=0.0)), PLAN),
     "evaluated-alike": (run(always(eval__sampled=lambda step, own: 0.9 if step == 20 else None)), PLAN),
     "gap": (run(always(sync__sampling_gap=0.004)), PLAN),
-    "whole-vocabulary": (run(always(sync__sampling_gap=0.05)), Plan(narrowed="--top-p 0.5")),
+    "whole-vocabulary": (run(always(sync__sampling_gap=0.05)), Plan(top_p=0.5)),
     "errors": (run(late(10, rollout__errored=40)), PLAN),
     "cut-off": (run(always(**{"rollout__stopped/max_turn_tokens": 0.6})), PLAN),
     "alike": (
         run(always(groups__all_fail=8, groups__all_pass=7, groups__zero_signal_share=0.94)),
         Plan(temperature=0.1),
     ),
-    "tiny-scaled": (run(always(groups__tiny_spread_share=0.6)), Plan(scaled=True)),
+    "tiny-scaled": (run(always(groups__tiny_spread_share=0.6)), Plan(scale="group")),
     "kl-pull": (run(always(policy__kl=0.5)), Plan(kl_beta=1.0)),
     "gradient": (run(always(optimizer__grad_norm=0.0)), PLAN),
     "finite": (run(always(rollout__not_finite=30)), PLAN),
@@ -255,7 +255,7 @@ def test_budget_of_false_alarms() -> None:
                 "policy/good_rollouts_shift": lot.gauss(0.002, 0.006),
             }
 
-        alarms += list(failed(run(change, steps=200, seed=seed), Plan(steps=200, learning_rate=3e-4, max_norm=1.0)))
+        alarms += list(failed(run(change, steps=200, seed=seed), Plan(num_steps=200, learning_rate=3e-4, max_norm=1.0)))
     assert alarms == []
 
 

@@ -321,7 +321,7 @@ def judged(question: str, replies: tuple[str, ...], earned: tuple[float, ...], b
 def test_what_right_answers_of_the_run_itself_earn(
     earned: tuple[float, ...], pays: bool | None, cause: str | None
 ) -> None:
-    before = Before(columns=["answer"], namers=[True], pays=pays, form="#### {}")
+    before = Before(columns=["answer"], namers=[True], pays=pays)
     found = judged("What is 7 + 5?", REPLIES, earned, before)
     assert found[-1].cause == cause
     assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}
@@ -713,11 +713,6 @@ def swapped(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [float(c[-1]["content"] in a) for c, a in zip(completions, answer, strict=True)]
 
 
-def whole_solution(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    """Compares with the whole worked solution."""
-    return [float(c[-1]["content"].strip() == a) for c, a in zip(completions, answer, strict=True)]
-
-
 def any_number(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     """Right if there is a number at all: `answer` is read, and not used."""
     return [float(bool(answer) and any(ch.isdigit() for ch in c[-1]["content"])) for c in completions]
@@ -886,13 +881,6 @@ def no_header() -> dict[str, Any]:
     return {"given": {"processing_class": tokenizer}}
 
 
-def solutions() -> Dataset:
-    told = [
-        f"First add {i} and 3 to {i}, step by step, and then we have the result #### {2 * i + 3}" for i in range(32)
-    ]
-    return rows().remove_columns("answer").add_column("answer", told)
-
-
 def never_calls() -> dict[str, Any]:
     """A model that knows no tools, with tools."""
     given = tools()
@@ -1016,7 +1004,6 @@ FAULTS = (
     Fault("groups of different prompts", ("advantages-wrong",), "", lambda: {"kind": PartedGroups}),
     Fault("reward with swapped arguments", ("reward-wrong", "reward-exploitable"), "",
           lambda: {"reward": swapped, "temperature": 1.0}),
-    Fault("reward compares whole solutions", ("answers-not-parsed",), "", lambda: {"reward": whole_solution, "data": solutions()}),
     Fault("reward pays for any number", ("reward-wrong", "reward-exploitable"), "",
           lambda: {"reward": any_number, "temperature": 1.0}),
     Fault("evaluation on training rows", ("held-out-in-training",), "",
@@ -1035,7 +1022,6 @@ FAULTS = (
           lambda: {"data": Dataset.from_list(rows(4).to_list() * 16)}),
     Fault("truncated completions are trained", ("loss-mask-wrong",), "",
           lambda: {"kind": TrainsTruncated, "mask_truncated_completions": True, "max_completion_length": 20}),
-    Fault("decay that takes the weights away", ("learning-rate-too-high",), "", lambda: {"weight_decay": 1000.0}),
     Fault("a template applied twice", ("prompt-incomplete",), "", rendered),
 )  # fmt: skip
 

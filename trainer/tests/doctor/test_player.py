@@ -58,13 +58,13 @@ def test_healthy_environments_give_no_alarm(player_of, env, args):
     assert not [finding for finding in found if finding.verdict in ("fail", "error")]
 
 
-def test_a_rollout_has_its_messages_reward_and_tools(player_of):
+def test_a_rollout_has_its_messages_and_reward(player_of):
     player = player_of()
     task = player.train[0]
     played = player.play(Script(task, player.oracle(task)))
     assert (played.ok, played.reward, played.components) == (True, 1.0, {"correct": 1.0})
     assert [message.role for message in played.opening] == ["system", "user"]
-    assert played.last == task.fields["answer"] and played.tools == {"lookup": frozenset({"key"})}
+    assert played.last == task.fields["answer"]
     calls = [message.answers for message in played.messages if message.role == "tool"]
     assert player.direct(task, calls) == played.results
     assert player.direct(task, [Call("lookup", "no object"), Call("other", {})]) == [None, None]

@@ -13,60 +13,54 @@ from plumbob.doctor.findings import Cause, Stage
 _ALL: dict[Stage, dict[str, Cause]] = {
     "tasks": {
         "few-distinct-tasks": Cause(
-            "The run takes the same few tasks again and again, or many are copies of others: their answers can be "
-            "learned by heart.",
-            "Remove the copies that the evidence counts, train on more tasks (`train ENV --help` lists settings; "
-            "--datasets), or lower --max-steps.",
+            "The run takes the same few tasks again and again: their answers can be learned by heart.",
+            "Remove copies, train on more tasks (`train ENV --help` lists settings; --datasets), or lower --max-steps.",
         ),
         "held-out-in-training": Cause(
             "Some tasks are both trained on and held out: the held-out reward shows nothing of other tasks.",
-            "Remove the held-out tasks from the training data, or give --eval-datasets other tasks or another split.",
+            "Take the held-out tasks out of the training data, or hold out others (--eval-datasets).",
         ),
         "task-order-drifts": Cause(
             "The tasks become harder, or easier, during the run: a reward that stays the same hides what is learned.",
-            "Use --task-order shuffle (and no setting of the environment that sorts its tasks), or compare rewards of "
-            "tasks of the same difficulty.",
+            "Use --task-order shuffle, and no setting of the environment that sorts its tasks.",
             "NVIDIA-NeMo/RL#3117",
         ),
         "answer-in-prompt": Cause(
-            "The first prompt holds the right answer at a place where a policy can read it: the reward rises by "
-            "copying.",
-            "Remove the answer from where the evidence shows it: a few-shot example, a template or a column of the data "
-            "in the prompt.",
+            "The first prompt holds the right answer where a policy can read it: the reward rises by copying.",
+            "Remove it from where the evidence shows it: a few-shot example, a template or a column of the data.",
         ),
     },
     "grading": {
         "reward-nondeterministic": Cause(
             "The same transcript gets a different reward when it is scored again: advantages are partly random.",
-            "Make the reward a function of the transcript alone: no random numbers, no clock, no state that outlives a "
-            "rollout, no judge model with a temperature above 0.",
+            "Make the reward a function of the transcript alone: no random numbers, clock, state that outlives a "
+            "rollout, or judge model with a temperature above 0.",
         ),
         "oracle-fails": Cause(
-            "The environment's own perfect transcript earns no more than an empty or a wrong one, or answers something "
-            "else than what it has read says: right answers are not rewarded.",
-            "Correct the environment's reward functions, the `oracle` method of its task, or the answers in its data, "
-            "until `evaluate ENV --oracle` prints 1 for right answers.",
+            "Right answers are not rewarded: the environment's own perfect transcript earns no more than an empty or a "
+            "wrong one, or contradicts what it has read.",
+            "Correct the reward functions, the task's `oracle` method or the answers in the data, until `evaluate ENV "
+            "--oracle` prints 1 for right answers.",
             includes=("answers-not-parsed",),
         ),
         "answers-not-parsed": Cause(
             "A right answer earns as little as a wrong one where it is written otherwise: it is not found, or the "
             "grader fails on it and returns 0.",
-            "Make the reward parse the form that the evidence quotes, or the prompt ask for the form that it parses "
-            "(such as gsm8k's -a answer_style=...); and make it raise what it cannot handle in place of returning 0.",
+            "Make the reward parse the form that the evidence quotes, or the prompt ask for the form that it parses, "
+            "and let it raise what it cannot handle.",
             "modelscope/ms-swift#4570; huggingface/Math-Verify#50; meta-pytorch/OpenEnv#1025",
         ),
         "reward-exploitable": Cause(
             "Transcripts that solve nothing earn nearly as much as perfect ones, or how a reply is written decides "
-            "more than whether it is right: the reward rises without better answers.",
+            "more than whether it is right.",
             "Make the reward refuse the transcript that the evidence quotes: compare whole answers, read one answer "
-            "only, and give little or nothing (`@vf.reward(weight=...)`) for form, or for calls, alone.",
+            "only, and give little for form or calls alone (`@vf.reward(weight=...)`).",
             "Liuziyu77/Visual-RFT#176, #79; modelscope/ms-swift#4570",
         ),
         "reward-wrong": Cause(
             "Rewards do not follow whether answers are right. The evidence does not say whether answers are read "
             "wrongly, graded wrongly, or outweighed.",
-            "Score the transcripts that the evidence names by hand, beside what each reward function returns, and "
-            "correct the one that does not follow the answer.",
+            "Score the transcripts that the evidence names by hand, beside what each reward function returns.",
             includes=("answers-not-parsed", "oracle-fails", "reward-exploitable", "reward-nondeterministic"),
         ),
     },
@@ -80,8 +74,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "What the model reads as tool results is not what the tools return for its call, or not what the tasks "
             "need: it is empty, cut, the same whatever is asked, or an answer to another call.",
             "Call the tool by hand with the arguments that the evidence names, and follow its result through cache, "
-            "limits, parser and template to traces/. Keep what a tool remembers of a rollout in that rollout's own "
-            "state. A search that finds nothing often reads an empty index.",
+            "limits, parser and template to traces/. Keep what a tool remembers in its rollout's own state, and look "
+            "for an empty index.",
             "rllm-org/rllm#392; ml-explore/mlx-lm#1910",
             includes=("tools-fail",),
         ),
@@ -89,9 +83,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The environment offers tools, but hardly any reply has a call that is read: the model writes none, or "
             "writes them in a form that nothing reads.",
             "Read a few replies. If one names a tool and its arguments, give the --tool-format in which it is written, "
-            "or raise --max-tokens if calls are cut off. If not, use a --model whose chat template describes tools, "
-            "teach their use first (`sft ENV --model MODEL --demonstrations oracle`), or take answers as the model "
-            "gives them (as musique's -a answer_style=tags).",
+            "or raise --max-tokens if calls are cut off. If not, use a --model whose chat template describes tools, or "
+            "teach their use first (`sft ENV --model MODEL --demonstrations oracle`).",
             "verl-project/verl#1569; Visual-Agent/DeepEyes#55",
             symptom=True,
         ),
@@ -100,8 +93,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "evaluation-differs": Cause(
             "Held-out tasks earn something else than new training tasks, or are prompted, limited, sampled or scored "
             "otherwise: the evaluation does not measure what is trained.",
-            "Give held-out tasks the prompt, tools, limits, parser and reward functions of training tasks, and compare "
-            "rollouts of both (`predict ENV` prints some of held-out tasks; those of training are in traces/).",
+            "Give held-out tasks the prompt, tools, limits, parser and rewards of training tasks, and compare rollouts "
+            "of both (`predict ENV` prints held-out ones; those of training are in traces/).",
             "verl-project/verl#6202",
         ),
     },
@@ -110,14 +103,14 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The prompt is not what the model's chat template makes of the conversation: tools, the system message, "
             "earlier turns or the header of the assistant's turn are missing, or it was applied twice.",
             "Give plain messages to the model's own chat template, once, with the same `tools` and with "
-            "`add_generation_prompt=True`. What the template has no place for goes into the first user message.",
+            "`add_generation_prompt=True`. What it has no place for goes into the first user message.",
             "verifiers' GRPOTrainer, July-October 2025; google/tunix#1419",
         ),
         "row-not-what-was-sampled": Cause(
-            "The ids or sampling log-probabilities of the trained row are not what the engine saw and returned for this "
-            "rollout: tokenised again, reordered, cut, or those of another step.",
-            "Build the row from the engine's own ids and log-probabilities, verbatim; and empty the buffer of rollouts "
-            "after each step.",
+            "The ids or sampling log-probabilities of the trained row are not what the engine saw and returned: "
+            "tokenised again, reordered, cut, or those of another step.",
+            "Build the row from the engine's own ids and log-probabilities, and empty the buffer of rollouts after "
+            "each step.",
             "huggingface/trl#5224; PrimeIntellect-ai/prime-rl#491",
             includes=("prompt-incomplete", "loss-mask-wrong"),
         ),
@@ -125,7 +118,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The loss is on other tokens than the sampled ones: what the environment wrote is trained, sampled tokens "
             "are left out, or the mask is shifted.",
             "Set the loss mask to true exactly where a token was sampled, in every turn; the logits that score token t "
-            "are those after token t - 1: shift logits, ids and mask once, in one direction.",
+            "are those after token t - 1.",
             "NVIDIA-NeMo/RL#2176; huggingface/trl#4970; PrimeIntellect-ai/prime-rl#1525",
         ),
     },
@@ -133,10 +126,9 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "engine-trainer-mismatch": Cause(
             "Engine and trainer compute different log-probabilities for the same tokens: the policy that is trained is "
             "not the one that samples.",
-            "Use the same model, weights, precision and attention in both, and tie embeddings as the model's "
-            "config.json says. Send token ids to the engine, not text, and switch off what a server puts before them or "
-            "cuts off. With vLLM, turn cascade attention off (--disable-cascade-attn) and compute in float16. "
-            "--importance-correction token_truncate reduces the effect alone.",
+            "Use the same model, weights, precision, attention and tied embeddings in both, and send token ids to the "
+            "engine, not text. With vLLM, use --disable-cascade-attn and float16. --importance-correction "
+            "token_truncate reduces the effect alone.",
             "fengyao.notion.site/off-policy-rl; vllm-project/vllm#22103; huggingface/trl#3853",
             includes=(
                 "temperature-not-applied",
@@ -149,28 +141,27 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             ),
         ),
         "temperature-not-applied": Cause(
-            "Engine and trainer use different temperatures: the log-probabilities, and with them the gradient, belong "
-            "to another distribution than the sampled one.",
+            "Engine and trainer use different temperatures: the gradient belongs to another distribution than the "
+            "sampled one.",
             "Compute log-probabilities at the temperature that sampled the tokens, and start vLLM with vf-vllm or with "
             "--logprobs-mode processed_logprobs.",
             "huggingface/trl#4159",
         ),
         "loss-mask-as-attention-mask": Cause(
-            "The trainer scores sampled tokens without seeing what comes before them: other prompts or tool results "
-            "give the same log-probabilities. This happens if the loss mask is passed as the attention mask.",
+            "The trainer scores sampled tokens without seeing what comes before them, as if the loss mask were passed "
+            "as the attention mask.",
             "Pass the model an attention mask that covers every token of the row, and keep the loss mask for the loss.",
             "verifiers' GRPOTrainer, July-October 2025",
         ),
         "attention-or-positions-wrong": Cause(
             "Engine or trainer (the evidence says which) lets a token see other rows, later tokens or only a part of "
             "its row, or gives it another position.",
-            "Use an attention implementation that is causal and stops at the row boundaries of a packed microbatch, and "
-            "give each row positions 0, 1, 2, ...",
+            "Use attention that is causal and stops at the row boundaries of a packed microbatch, and give each row "
+            "positions 0, 1, 2, ...",
             "huggingface/trl#3526; verl-project/verl#4159",
         ),
         "dropout-in-training": Cause(
-            "Dropout is on while gradients are computed and off while rollouts are sampled: the policy that is trained "
-            "is not the one that samples.",
+            "Dropout is on while gradients are computed: the policy that is trained is not the one that samples.",
             "Set --lora-dropout 0, which is the default, and call the model's eval() in code that scores rollouts.",
             "Goekdeniz-Guelmez/mlx-lm-lora#50",
         ),
@@ -179,30 +170,28 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "rollouts-fail": Cause(
             "Many rollouts, or those of one kind, end in errors or do not return in time: what remains is not a fair "
             "sample.",
-            "Correct the error that the evidence quotes. If the environment raised it, `evaluate ENV --oracle` shows "
-            "whether it works without a model; what waits needs a time limit of its own (or a higher "
-            "--max-seconds). If the engine raised it, read vllm.log in the run directory, lower --max-concurrent, "
-            "raise vLLM's --max-model-len or lower --max-context.",
+            "Correct the error that the evidence quotes. Of the environment: try `evaluate ENV --oracle`, and give what "
+            "waits a time limit of its own. Of the engine: read vllm.log in the run directory, lower --max-concurrent "
+            "or --max-context, or raise vLLM's --max-model-len.",
             "vllm-project/vllm#1185",
         ),
         "sampling-altered": Cause(
             "Tokens are drawn by other probabilities than the trainer computes: some are left out (top-p, top-k, "
             "min-p), or penalties and a bias change them.",
-            "Train with --top-p 1 --top-k 0 --min-p 0, without penalties and logit bias, and remove the engine's "
-            "defaults: start vLLM with --generation-config vllm (vf-vllm does).",
+            "Train with --top-p 1 --top-k 0 --min-p 0, without penalties and logit bias, and start vLLM with "
+            "--generation-config vllm (vf-vllm does).",
             "huggingface/trl#6789; NVIDIA-NeMo/RL#3497; verl-project/verl#7270",
         ),
         "stop-token-wrong": Cause(
             "Turns do not end with the end token of the model's chat template: they continue up to a limit or stop too "
             "early, and are scored as if they were complete.",
             "Add the chat template's end token to eos_token_id in the model's generation_config.json, or use the "
-            "model's own chat template; if turns end where the policy would go on, send the server no stop string.",
+            "model's own chat template, and send no stop string.",
             "huggingface/trl#7039",
         ),
         "groups-without-variety": Cause(
             "The rollouts of a group hardly differ, or are copies of each other: there is nothing to compare.",
-            "Raise --temperature if it is below 1. At temperature 1, see that the engine has a seed of its own for each "
-            "rollout, and that no rollout stands for others.",
+            "Raise --temperature if it is below 1, and see that the engine has a seed of its own for each rollout.",
             "arXiv:2503.14476, sec. 3.2",
             includes=("temperature-not-applied", "sampling-altered"),
         ),
@@ -210,17 +199,16 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "A limit cuts turns or rollouts off before the model has answered. Either it is too low, or they do not "
             "come to an end.",
             "Read a few of these rollouts in traces/. If they lead to an answer, raise the limit that the evidence "
-            "names, and the engine's own (vLLM: --max-model-len). If they make no sense, look at prompt, chat template, "
-            "end token, sampling, and the condition by which an episode ends.",
+            "names, and the engine's own (vLLM: --max-model-len). If not, look at prompt, chat template, end token, and "
+            "the condition by which an episode ends.",
             "arXiv:2503.14476, sec. 3.4; huggingface/smolagents#2164",
             symptom=True,
         ),
         "signal-left-out": Cause(
             "A setting leaves out rollouts or tokens that would have decided the update: many, or those that are longer "
             "or earn otherwise.",
-            "Change the setting that the evidence names: raise --max-staleness or --max-seconds; "
-            "use --overlong keep, or --importance-correction token_truncate, which masks nothing; raise --epsilon and "
-            "--epsilon-high, or lower --num-iterations and --num-minibatches.",
+            "Change the setting that the evidence names: raise --max-staleness or --max-seconds, use --overlong keep "
+            "or --importance-correction token_truncate, or raise --epsilon and --epsilon-high.",
             "thinking-machines-lab/tinker-cookbook#822; verl-project/verl#7495; huggingface/trl#5815",
         ),
     },
@@ -228,22 +216,22 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "rewards-of-other-rollouts": Cause(
             "Samples are trained with the rewards of other rollouts, or what a rollout earns depends on those that are "
             "scored at the same time.",
-            "Keep each reward in one object with its rollout, from scoring to the loss; where rewards are a list "
-            "beside the rollouts, sort, filter and gather both in the same way.",
+            "Keep each reward in one object with its rollout; where rewards are a list beside the rollouts, sort, "
+            "filter and gather both in the same way.",
             "PeterGriffinJin/Search-R1#88, tenstorrent/tt-metal#46412",
             includes=("reward-nondeterministic",),
         ),
         "advantages-wrong": Cause(
             "Advantages are not what the settings say of the rewards (--scale-rewards, --baseline, --trained-reward, "
             "--overlong), or a group holds rollouts of different tasks.",
-            "Give all rollouts of a task in a step the same group, and those of different tasks different ones; compute "
-            "the baseline over one group, and check scale and sign against the formula in the help of these options.",
+            "Give the rollouts of one task in a step, and no others, the same group; compute the baseline over one "
+            "group, and check scale and sign against the help of these options.",
             "sail-sg/oat#33; PeterGriffinJin/Search-R1#88",
             includes=("rewards-of-other-rollouts",),
         ),
         "tiny-std-scaling": Cause(
             "Advantages are divided by a standard deviation close to 0: meaningless differences in reward become "
-            "full-size advantages and outweigh meaningful ones.",
+            "full-size advantages.",
             "Leave out --scale-rewards (the default is none), or use --scale-rewards batch.",
             "arXiv:2503.20783, sec. 3.1; arXiv:2508.08221",
         ),
@@ -254,7 +242,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "term, a sign, a weight or a ratio of its own, or compares different tokens or policies.",
             "Compare the loss with the formula in the help of --loss-type, and look for what is added (an entropy "
             "bonus, a second KL term), for advantages that are normalised again, and for old log-probabilities in "
-            "another order or of another policy: with one update per batch the ratio is 1.",
+            "another order: with one update per batch the ratio is 1.",
             "verl-project/verl#514; modelscope/ms-swift#8196; huggingface/trl#2837",
             includes=(
                 "advantages-wrong",
@@ -267,16 +255,15 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "normaliser-depends-on-microbatches": Cause(
             "The gradient depends on how a step is divided into microbatches: something is normalised per microbatch "
             "and not over the whole step, or packed rows change each other.",
-            "Divide the loss by totals of the whole step (rows or tokens), computed before the first microbatch; keep "
-            "what belongs to a row with it where rows are packed.",
+            "Divide the loss by totals of the whole step (rows or tokens), computed before the first microbatch.",
             "huggingface/trl#6024, modelscope/ms-swift#10116",
             includes=("attention-or-positions-wrong", "advantages-wrong"),
         ),
         "kl-term-wrong": Cause(
             "The KL term does not pull the policy towards the policy with which the run began: it pushes away, has a "
             "gradient that is 0 on average, or compares with another model or at another temperature.",
-            "Check the sign of the KL term, and use --kl-estimator k2 in the loss, which is the default, or reward. Load "
-            "the reference from the weights with which the run begins, and score both with the same code.",
+            "Check its sign, and use --kl-estimator k2 in the loss, which is the default. Load the reference from the "
+            "weights with which the run begins, and score both with the same code.",
             "arXiv:2512.21852; huggingface/trl#3194",
         ),
         "kl-too-large": Cause(
@@ -288,8 +275,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "no-gradient": Cause(
             "Rollouts with an advantage give no gradient, or not theirs, in some or all of the trained weights.",
             "Check that the trained parameters have `requires_grad=True`, that no `detach()` or `torch.no_grad()` lies "
-            "between them and the loss, also in the ratio (exp(new - old.detach())), that --lora-targets names modules "
-            "of the model and --lora-alpha is not 0, and that gradients of all microbatches are added.",
+            "between them and the loss, that --lora-targets names modules of the model and --lora-alpha is not 0, and "
+            "that gradients of all microbatches are added.",
             "huggingface/trl#3452; Goekdeniz-Guelmez/mlx-lm-lora#55; verl-project/verl-omni#552",
         ),
         "not-finite": Cause(
@@ -313,22 +300,20 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The optimizer uses another learning rate than --learning-rate, --lr-scheduler-type and --warmup-steps say, "
             "for some or all weights.",
             "Look for a second scheduler, a hook or a wrapper (DeepSpeed's and accelerate's too) that writes "
-            "`param_groups[...]['lr']` or scales the update; a scheduler must be stepped once per training step.",
+            "`param_groups[...]['lr']`; a scheduler must be stepped once per training step.",
             "huggingface/accelerate#963",
         ),
         "learning-rate-too-low": Cause(
             "Updates are so small that the run hardly changes the policy: the learning rate is too low, the warm-up too "
             "long, or gradients are clipped to nearly nothing.",
-            "Change what the evidence names: raise --learning-rate, or leave it out for a default that suits the model "
-            "and --peft (LoRA needs about ten times the rate); lower --warmup-steps; raise --max-grad-norm (the default "
-            "is 1).",
+            "Raise --learning-rate, or leave it out for a default that suits the model and --peft (LoRA needs about ten "
+            "times the rate); lower --warmup-steps; keep --max-grad-norm 1.",
             "Schulman et al., LoRA Without Regret, 2025; huggingface/trl#2872; arXiv:1412.6980, sec. 2",
         ),
         "learning-rate-too-high": Cause(
             "One optimizer step changes the policy so much that it loses what it has learned, or weight decay takes a "
             "large part of all trained weights away.",
-            "Lower --learning-rate, for example to a tenth; the product of --weight-decay, the learning rate and a "
-            "hundred updates should be below 0.1.",
+            "Lower --learning-rate, for example to a tenth; --weight-decay times the rate should be below 0.001.",
             "areal-project/AReaL#1634; modelscope/ms-swift#3931",
         ),
     },
@@ -337,8 +322,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The engine does not sample with the trainer's weights after a weight sync: they arrive late, rounded, in "
             "part or never, an adapter is left out or scaled otherwise, or old results stay in its cache.",
             "Compare tensor names with those of the engine's modules; send weights in float32, or the adapter itself "
-            "(--peft), with the same lora_alpha / r in engine and trainer; and clear the prefix cache after "
-            "each sync (vLLM: POST /reset_prefix_cache).",
+            "(--peft) with the same lora_alpha / r on both sides; and clear the prefix cache after each sync (vLLM: "
+            "POST /reset_prefix_cache).",
             "OpenRLHF/OpenRLHF#1349; vllm-project/vllm#10798; verl-project/verl#7495; huggingface/trl#6688",
         ),
     },
@@ -347,8 +332,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "The model that a run saves is not the one that it trained: loaded afresh, it gives other "
             "log-probabilities, or it is an earlier checkpoint, chosen by a metric that is no reward.",
             "Use --keep-best eval/greedy or reward/mean. If it was not chosen so, save the trained weights in float32, "
-            "with the adapter merged at the trainer's own scale (lora_alpha / r), and load what was saved before it is "
-            "used.",
+            "with the adapter merged at the trainer's own scale (lora_alpha / r).",
             "PrimeIntellect-ai/prime-rl#1456, unslothai/unsloth#2009",
         ),
     },
@@ -356,18 +340,17 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "never-succeeds": Cause(
             "The model never succeeds, so no rollout of a group is better than another. Either the tasks are too hard, "
             "or something hides what they need, ends rollouts too early or counts right answers as wrong.",
-            "Read a few rollouts in traces/ beside the environment's own transcripts (`evaluate ENV --oracle`). If the "
-            "model sees what it needs and answers wrongly, set --temperature 1, make the tasks easier (`train ENV "
-            "--help` lists settings), or teach the model to start by imitation (`sft ENV --model MODEL --demonstrations "
-            "oracle`) and train what it leaves.",
+            "Read a few rollouts in traces/ beside those of `evaluate ENV --oracle`. If the model sees what it needs and "
+            "answers wrongly, set --temperature 1, make the tasks easier (`train ENV --help` lists settings), or teach "
+            "the model to start (`sft ENV --model MODEL --demonstrations oracle`) and train what it leaves.",
             "arXiv:2503.14476, sec. 3.2",
             symptom=True,
         ),
         "too-little-signal": Cause(
             "In too many groups all rollouts earn the same reward: gradients are mostly chance.",
             "Read rollouts of several groups in traces/ for what decides their reward. If it is the model's skill, "
-            "raise --num-generations, or --batch-size for more groups in a step; use --zero-signal refill; or choose "
-            "tasks that succeed about half of the time (settings, --datasets).",
+            "raise --num-generations or --batch-size, use --zero-signal refill, or choose tasks that succeed about half "
+            "of the time (settings, --datasets).",
             "huggingface/trl#3017; huggingface/trl#2872; arXiv:2503.14476, sec. 3.2",
             symptom=True,
         ),
@@ -376,9 +359,8 @@ _ALL: dict[Stage, dict[str, Cause]] = {
         "memory-grows": Cause(
             "Each step takes more memory than the one before, although it computes no more tokens at once: something is "
             "never freed.",
-            "Report it with config.toml and metrics.jsonl, and look for custom code that keeps tensors, traces or "
-            "hooks. Until it is mended, --save-steps 10 keeps what is lost small, and --resume begins with empty "
-            "memory.",
+            "Look for custom code that keeps tensors, traces or hooks, and report it with config.toml and "
+            "metrics.jsonl. Until it is mended, use --save-steps 10: --resume begins with empty memory.",
             symptom=True,
         ),
         "reward-hacked": Cause(
@@ -392,7 +374,7 @@ _ALL: dict[Stage, dict[str, Cause]] = {
             "A policy that had learned breaks: its reward falls while gradients, lengths or entropy leave their usual "
             "range, or good rollouts become less likely with the bad ones.",
             "Go back to the checkpoint before it (--resume DIR/checkpoints/step_N) with half the --learning-rate, or "
-            "with --kl-beta 0.001, and keep --max-grad-norm 1; --keep-best keeps the best checkpoint of the next run.",
+            "with --kl-beta 0.001; --keep-best keeps the best checkpoint of the next run.",
             "arXiv:2512.04220; BeastyZ/ConvSearch-R1#6; arXiv:2501.06842; arXiv:2505.22617",
             symptom=True,
         ),

@@ -83,10 +83,13 @@ class Finding:
     """A command that shows it again; empty if the command that found it is the one."""
 
     @classmethod
-    def of(cls, check: str, outcome: tuple[str | None, str], stage: Stage | None = None) -> Finding:
-        """The finding of a check that fails if it names a cause. `outcome`: (id of the cause or None, evidence)."""
-        cause, evidence = outcome
-        return cls(check, "fail" if cause else "pass", evidence, cause, stage)
+    def of(
+        cls, check: str, cause: str, wrong: object, evidence: str, stage: Stage | None = None, step: int | None = None
+    ) -> Finding:
+        """A failure for this cause if something is `wrong`, else a pass. `step`: the training step that is judged."""
+        if not wrong:
+            return cls(check, "pass", evidence, None, stage)
+        return cls(check, "fail", evidence, cause, stage, step)
 
     def __post_init__(self) -> None:
         if (self.verdict == "fail") != (self.cause is not None):

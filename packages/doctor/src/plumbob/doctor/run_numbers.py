@@ -7,6 +7,9 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from plumbob.doctor.record import Settings
 
 Row = Mapping[str, float]
 """Metric -> value of one training step."""
@@ -26,39 +29,32 @@ LIKELY = 1.96
 """Standard errors by which a rise of the reward is taken as one where it only excuses."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the table must know of a run's settings."""
+@dataclass
+class Plan(Settings):
+    """What the table must know of a run: its settings by the record's names, and what no record of a step has."""
 
-    steps: int = 0
-    """Number of steps that the run is to take; 0: unknown."""
     group_size: int = 8
     groups: int = 0
     """Number of groups of a step of the run; 0: those of the steps that are examined."""
-    temperature: float = 1.0
-    exact: bool = True
-    """Whether engine and trainer compute in float32 in one process, so that only rounding tells them apart."""
-    narrowed: str = ""
-    """Settings that leave tokens out of the sampling, such as "--top-p 0.5"; "" for none."""
     stale: bool = False
     """Whether rollouts may come from earlier weights than the step's."""
-    random_rewards: bool = False
-    scaled: bool = False
-    """Whether advantages are divided by the standard deviation of their group."""
-    learning_rate: float | None = None
-    """The peak."""
-    adapter: bool = False
-    """Whether an adapter is trained, and not all weights."""
-    warmup: int = 0
-    max_norm: float = 0.0
-    """0: gradients are not clipped."""
-    kl_beta: float = 0.0
     comparable: bool = True
     """Whether held-out tasks are meant to be as hard as training tasks."""
     held_out: int = 32
     """Number of held-out tasks of an evaluation."""
-    limits: Mapping[str, str] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)
     """Stop reason in `rollout/stopped/` -> the setting that makes it, such as "--max-tokens 128"."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether engine and trainer compute in float32 in one process, so that only rounding tells them apart."""
+        return self.precision == "float32"
+
+
+def narrowing(options: Any) -> str:
+    """Those of the options top_p, top_k and min_p that leave tokens out of the sampling, such as "--top-p 0.5"; "" for none."""
+    given = (("top-p", options.top_p or 1, 1), ("top-k", options.top_k or 0, 0), ("min-p", options.min_p or 0, 0))
+    return ", ".join(f"--{name} {value:g}" for name, value, whole in given if value != whole)
 
 
 # What rows are computed from

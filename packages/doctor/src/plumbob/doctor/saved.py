@@ -105,9 +105,10 @@ def alike(earned: Iterable[tuple[Any, float]], room: float = TOLERANCE, step: in
     told = (
         f"of {len(apart)} sets of equal rollouts {wrong} earn different rewards, by up to {max(apart, default=0.0):.3g}"
     )
-    verdict = "fail" if wrong else "pass" if apart else "unsure"
-    cause, check = "reward-nondeterministic" if wrong else None, "equal rollouts of a task earn equal rewards"
-    return Finding(check, verdict, told, cause, "grading", step if wrong else None)
+    check = "equal rollouts of a task earn equal rewards"
+    if not apart:
+        return Finding(check, "unsure", told, None, "grading")
+    return Finding.of(check, "reward-nondeterministic", wrong, told, "grading", step)
 
 
 def numbers(number: int, rollouts: Sequence[tuple[Played, bool]], limit: str = "limit") -> dict[str, float]:

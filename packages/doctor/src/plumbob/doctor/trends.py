@@ -7,7 +7,7 @@ missing is not examined. Nothing here needs torch.
 One budget of false alarms holds for the whole table: wherever chance alone could refute a row, the difference must exceed
 `SURE` standard errors. Conditions that only excuse a run, such as a rising reward, may be met by chance; that delays a finding.
 
-    trends = Trends(Plan(steps=200))
+    trends = Trends(Plan(num_steps=200))
     for row in rows:                     # of metrics.jsonl
         for finding in trends.add(row):  # what is refuted in this step for the first time
             print(finding.evidence)
@@ -38,6 +38,7 @@ from plumbob.doctor.run_numbers import (
     gap_limit,
     mean,
     median,
+    narrowing,
     number,
     of_first,
     share,
@@ -74,21 +75,17 @@ HOT = 1.5
 
 def unread(n: Numbers) -> str | None:
     rows = n.start
-    calls, malformed, other = (total(rows, f"rollout/{kind}_calls") for kind in ("tool", "malformed", "unread"))
-    turns = max(total(rows, "rollout/turns"), 1.0)
-    if n.plan.temperature >= HOT or failing(n.first) or not total(rows, "rollout/tools"):
-        return None
-    every = calls + malformed + other
-    if malformed > 0.7 * (calls + malformed) > 0 and number(rows[0], "rollout/malformed_calls"):
-        return f"{malformed / (calls + malformed):.0%} of the tool calls of {of_first(rows)} could not be read"
-    if other > 0.3 * every > 0 and other > 0.1 * len(rows):
-        return f"{other / turns:.0%} of the first replies look like tool calls in a form that is not read"
-    each = (calls + malformed) / len(rows)
+    calls, malformed, other = (mean(rows, f"rollout/{kind}_calls") for kind in ("tool", "malformed", "unread"))
     cut = mean(rows, "rollout/truncated_share") > 0.5
-    # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
-    if each >= 0.02 or cut or (each > 0 and n.solved):
+    if n.plan.temperature >= HOT or failing(n.first) or cut or not total(rows, "rollout/tools"):
         return None
-    return f"{each:.2g} tool calls per rollout in {of_first(rows)}, mean reward {mean(rows, 'reward/mean'):.3f}"
+    # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
+    if calls >= 0.02 or (calls > 0 and n.solved):
+        return None
+    beside = f", beside {malformed + other:.2g} that are not read" if malformed + other else ""
+    return (
+        f"{calls:.2g} tool calls per rollout in {of_first(rows)}{beside}, mean reward {mean(rows, 'reward/mean'):.3f}"
+    )
 
 
 # Evaluation
@@ -128,7 +125,7 @@ def evaluations(n: Numbers, name: str) -> list[tuple[int, float]]:
 def gap(n: Numbers) -> str | None:
     plan, at_first = n.plan, number(n.first[0], "sync/sampling_gap")
     stored = [row["sync/sampling_gap"] for row in n.last if "sync/sampling_gap" in row]
-    if plan.narrowed or not stored:
+    if narrowing(plan) or not stored:
         return None
     if all(value is None or math.isnan(value) for value in stored):
         return "in each of the last steps a log-probability of engine or trainer is no number"
@@ -145,9 +142,10 @@ def gap(n: Numbers) -> str | None:
 
 def narrowed(n: Numbers) -> str | None:
     apart, weight = mean(n.first, "sync/sampling_gap"), mean(n.first, "correction/mean_weight", 1.0)
-    if not n.plan.narrowed or (apart <= gap_limit(n.plan) and weight >= 0.99):
+    left = narrowing(n.plan)
+    if not left or (apart <= gap_limit(n.plan) and weight >= 0.99):
         return None
-    return f"{n.plan.narrowed}: engine and trainer differ by {apart:.2g} nats per token, mean weight {weight:.3f}"
+    return f"{left}: engine and trainer differ by {apart:.2g} nats per token, mean weight {weight:.3f}"
 
 
 def errors(n: Numbers) -> str | None:
@@ -185,7 +183,7 @@ def cut_off(n: Numbers) -> str | None:
 
 def tiny_scaled(n: Numbers) -> str | None:
     tiny, size = mean(n.last, "groups/tiny_spread_share"), mean(n.last, "advantage/mean_abs")
-    if not n.plan.scaled or tiny <= 0.25:
+    if n.plan.scale != "group" or tiny <= 0.25:
         return None
     return f"{tiny:.0%} of the groups with a signal have rewards within 2% of each other; mean |advantage| {size:.2f}"
 
@@ -235,15 +233,15 @@ def weights_stand_still(n: Numbers) -> str | None:
 
 def too_slow(n: Numbers) -> str | None:
     plan, rows = n.plan, [r for r in n.last if number(r, "optimizer/updates") and "optimizer/update_rms" in r]
-    if len(rows) < min(WINDOW - 1, n.steps) or plan.learning_rate is None or weights_stand_still(n):
+    if len(rows) < min(WINDOW - 1, n.steps) or not plan.learning_rate or weights_stand_still(n):
         return None
     warming = plan.warmup > WINDOW and n.steps < plan.warmup + WINDOW
-    if not mean(rows, "optimizer/grad_norm") or (warming and not 0 < plan.steps < 2 * plan.warmup):
+    if not mean(rows, "optimizer/grad_norm") or (warming and not 0 < plan.num_steps < 2 * plan.warmup):
         return None
     rate = mean(rows, "optimizer/learning_rate")
     # The largest step counts, and both ways to see it must agree: the end of a schedule is no failure, nor is a policy
     # that is so sure that a step leaves the few rows that are scored as they are.
-    steps = max(plan.steps, 100)
+    steps = max(plan.num_steps, 100)
     weights = max(number(r, "optimizer/relative_update") for r in n.rows) * steps
     # A step without a signal changes nothing at any rate.
     live = [row for row in n.rows if number(row, "groups/zero_signal_share") < 1]
@@ -264,9 +262,9 @@ def rate_otherwise(n: Numbers) -> str | None:
     before, after = max(rates[:-1], default=0.0), n.steps > max(n.plan.warmup, WINDOW) + 1
     if after and rates[-1] > 1.5 * before > 0:  # a later period of a schedule reaches its first peak at most
         return f"in step {n.steps} the learning rate is {rates[-1]:.2g}, after {before:.2g} at most"
-    if n.steps > 0.9 * n.plan.steps or max(rates[-3:]) > 1e-3 * max(rates):
+    if n.steps > 0.9 * n.plan.num_steps or max(rates[-3:]) > 1e-3 * max(rates):
         return None
-    return f"in step {n.steps} of {n.plan.steps} the learning rate is {rates[-1]:.2g}, after {max(rates):.2g}"
+    return f"in step {n.steps} of {n.plan.num_steps} the learning rate is {rates[-1]:.2g}, after {max(rates):.2g}"
 
 
 def too_large_a_step(n: Numbers) -> str | None:
@@ -311,17 +309,11 @@ def _of_groups(n: Numbers, what: str) -> str:
     return f"of {groups:.0f} groups in {of_first(n.start)} {what} (mean reward {reward:.3f})"
 
 
-RIGHT = ("correct", "exact_match", "f1", "accuracy", "em", "solved")
-
-
 def never(n: Numbers) -> str | None:
     found = no_signal(n)
     if found is None:
         return None
-    names = {k for r in n.start for k in r if k.startswith(("env/", "reward/")) and k.split("/")[-1] in RIGHT}
-    best = max((max(number(r, name) for r in n.start) for name in names), default=None)
-    # All rollouts of a group may earn the same part of the reward, for their form: that is no success.
-    if best == 0 or (found[0] >= found[1] and found[1] <= 0.1):
+    if found[0] >= found[1] and found[1] <= 0.1:
         text = _of_groups(n, f"{found[0]:.0%} have only failures, {found[1]:.0%} only equal higher rewards")
         return f"{text}, at temperature {n.plan.temperature:g}" if n.plan.temperature >= HOT else text
     return None
@@ -381,11 +373,11 @@ def memory(n: Numbers) -> str | None:
         # What has grown once, and what fills up, does not grow in both halves as in the whole run.
         steady = t > SURE and min(middle - first, now - middle) > 0.8 * WINDOW * max(slope, growth) > 0
         full = n.steps + max(most - now, 0.0) / max(growth, 1e-9)
-        if steady and now > 1.02 * explained * first and full <= (n.plan.steps or n.steps):
+        if steady and now > 1.02 * explained * first and full <= (n.plan.num_steps or n.steps):
             what = "GPU memory" if used == "memory/peak_gib" else "main memory"
             return (
                 f"{what} {first:.3g} -> {now:.3g} of {most:.3g} GiB in the last {LATE} steps ({growth:+.2g} GiB a step), full in "
-                f"step {full:.0f} of {n.plan.steps}"
+                f"step {full:.0f} of {n.plan.num_steps}"
             )
     return None
 

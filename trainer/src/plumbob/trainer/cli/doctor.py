@@ -20,8 +20,7 @@ from plumbob.console.working import Working
 from plumbob.doctor import __main__ as records
 from plumbob.doctor.confirm import confirm, trial_of
 from plumbob.doctor.examine import Examination
-from plumbob.doctor.page import lines
-from plumbob.doctor.web_page import PAGE, render
+from plumbob.doctor.page import PAGE, lines, render
 from plumbob.hub import find
 from plumbob.trainer.cli.loading import first_ctrl_c
 from plumbob.trainer.cli.train import CONFIG_FILE, ENV_OPTION, UNKNOWN, check_before_loading, configure

@@ -158,7 +158,7 @@ def _read_template(x: Examination, config: TrainConfig, tasks: Any) -> None:
     unread = unread_form(chat, opening_messages(tasks.train[0]))
     told = f"the chat template {unread or 'writes calls that are read'}"
     check = "calls in the form that the chat template asks for are read"
-    x.add("environment", Finding.of(check, ("calls-not-read" if unread else None, told), "tools"))
+    x.add("environment", Finding.of(check, "calls-not-read", unread, told, "tools"))
 
 
 def _import_torch() -> None:

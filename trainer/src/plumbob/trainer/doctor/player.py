@@ -161,5 +161,4 @@ def played_of(task: Task, trace: vf.Trace) -> Played:
         messages_of({"message": node.message.model_dump(), "sampled": node.sampled} for node in trace.nodes),
         None if trace.ok else FAILURES.get(error.type, "fails") if error else "fails",
         f"{error.type}: {' '.join(error.message.split())[:300]}" if error else "",
-        tools={tool.name: frozenset((tool.parameters or {}).get("properties") or {}) for tool in trace.tools or ()},
     )

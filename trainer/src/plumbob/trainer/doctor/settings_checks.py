@@ -19,7 +19,7 @@ steps destroys the bundled policy."""
 
 def checks(config: TrainConfig) -> Iterator[Finding]:
     for check, cause, bad, said in _judged(config):
-        yield Finding.of(check, (cause if bad else None, said), CAUSES[cause].stage)
+        yield Finding.of(check, cause, bad, said, CAUSES[cause].stage)
 
 
 def _judged(config: TrainConfig) -> Iterator[tuple[str, str, bool, str]]:

@@ -65,30 +65,25 @@ STOPS = {
     "agent_timeout": "max_seconds",
 }
 """Stop reason -> setting of the limit."""
+SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "kl_beta")
+"""Settings that have the same name in a record."""
 
 
 def plan_of(config: TrainConfig) -> trends.Plan:
     """What the table of trends must know of a run's settings."""
-    narrowed = (
-        (config.top_p < 1, f"--top-p {config.top_p:g}"),
-        (config.top_k > 0, f"--top-k {config.top_k}"),
-        (config.min_p > 0, f"--min-p {config.min_p:g}"),
-    )
     ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in config.env_args)
     return trends.Plan(
-        steps=config.max_steps,
+        **{name: getattr(config, name) for name in SAME_NAMES},
+        num_steps=config.max_steps,
         group_size=config.num_generations,
-        temperature=config.temperature,
-        exact=not (config.bf16 or config.engine == "vllm"),
-        narrowed=", ".join(text for on, text in narrowed if on),
+        precision="bfloat16" if config.bf16 or config.engine == "vllm" else "float32",
         stale=config.max_staleness > 0,
         random_rewards=config.trained_reward == "random",
-        scaled=config.scale_rewards == "group",
-        learning_rate=config.learning_rate,
-        adapter=config.peft,
+        scale=config.scale_rewards,
+        learning_rate=config.learning_rate or 0.0,
+        adapter="lora" if config.peft else "",
         warmup=config.warmup_steps,
         max_norm=config.max_grad_norm,
-        kl_beta=config.kl_beta,
         comparable=config.eval_datasets is None and config.task_order in ("auto", "shuffle") and not ordered,
         held_out=max(min(config.eval_examples, 32), 1),
         limits={stop: f"--{name.replace('_', '-')} {getattr(config, name):g}" for stop, name in STOPS.items()},

@@ -24,6 +24,8 @@ MOSTLY = 0.8
 """Share that may be earned by one reply to all tasks (of two answers, the more frequent one has half or more), by form where
 another component of the reward tells right answers from it, and, of the range of all rewards, by an empty reply: a reward of
 -1, 0 and 1 for wrong, no and right answers gives it half."""
+NEARLY = 0.95
+"""The same of an empty reply where another component tells right answers from it, which then hardly counts."""
 
 # Rollouts end
 
@@ -126,7 +128,7 @@ def empty(m: Matrix) -> Evidence | None:
     low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
     shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
     text = f"an empty reply earns {fmean(shares or [0]):.0%} of the range from the worst transcript, {low:.3g}, to a right one"
-    return Evidence(text) if _surely(shares) > MOSTLY and not _clean(m) else None
+    return Evidence(text) if _surely(shares) > (NEARLY if _clean(m) else MOSTLY) else None
 
 
 def _surely(shares: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -76,8 +77,6 @@ class Played:
     error: str = ""
     """What failed, in one line: the type of the error, and its message."""
     seconds: float = 0.0
-    tools: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Name of each tool that the model is offered -> names of its parameters."""
 
     @property
     def ok(self) -> bool:
@@ -172,23 +171,32 @@ class Given:
 
 
 def messages_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The messages of a rollout of verifiers, whose nodes are given as JSON objects. Raises KeyError if they are none."""
-    calls, found = dict[str, Call](), list[Message]()
+    """The messages of a rollout, each given as a JSON object {"message": ..., "sampled": ...}. Raises KeyError if they are none.
+
+    Calls are those of verifiers, whose results name them, or those of TRL, whose results stand in their order.
+    """
+    named, waiting, found = dict[str, Call](), list[Call](), list[Message]()
     for node in nodes:
         said, content = node["message"], node["message"].get("content") or ""
-        own = {call["id"]: Call(call["name"], _parsed(call["arguments"])) for call in said.get("tool_calls") or ()}
-        calls |= own
+        own = {
+            call.get("id", k): _call(call.get("function", call)) for k, call in enumerate(said.get("tool_calls") or ())
+        }
+        named |= own
+        waiting += own.values()
         text = content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content)
-        answers = calls.get(said.get("tool_call_id") or "")
+        answers = named.get(said.get("tool_call_id") or "")
+        if answers is None and waiting and said["role"] == "tool":
+            answers = waiting.pop(0)
         found.append(Message(said["role"], text, tuple(own.values()), answers, bool(node.get("sampled"))))
     return tuple(found)
 
 
-def _parsed(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
+def _call(said: Mapping[str, Any]) -> Call:
+    """A call whose arguments are an object or its text, which may be no JSON."""
+    arguments = said["arguments"]
+    with suppress(ValueError, TypeError):
+        arguments = json.loads(arguments)
+    return Call(said["name"], arguments)
 
 
 def place_of(function: Any) -> str:

@@ -165,9 +165,6 @@ def prompted(m: Matrix) -> Evidence | None:
     train, held = _prompts(m), _prompts(m.held_out)
     if m.held_out is None or min(len(train), len(held)) < COMPARED:
         return None
-    tools = [set(next(iter(of.kind(EMPTY).values())).tools) for of in (m, m.held_out)]
-    if more := ", ".join(sorted(tools[0] ^ tools[1])):
-        return Evidence(f"tools that only one of the two kinds of tasks has: {more}")
     for name, of, others in (("training", train, held), ("held-out", held, train)):
         if text := _only_in(of, others):
             return Evidence(f"every {name} prompt has {text!r}, and no prompt of the others has it")

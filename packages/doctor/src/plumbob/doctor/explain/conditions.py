@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,6 @@ def made(ids: Iterable[int], mask: Iterable[bool]) -> Made:
 MASKS: dict[str, Callable[[list[bool]], list[bool]]] = {
     "a loss mask shifted by one to the left": lambda m: [*m[1:], False],
     "a loss on everything after the prompt": lambda m: [i >= m.index(True) for i in range(len(m))],
-    "a loss on every token": lambda m: [True] * len(m),
     "a loss on the last turn alone": lambda m: [x and all(m[i:]) for i, x in enumerate(m)],
     "a loss without the last token of each turn": lambda m: [x and y for x, y in zip(m, [*m[1:], False], strict=True)],
     "a loss without the first token of each turn": lambda m: [
@@ -71,47 +70,12 @@ def of_advantages(rows: Sequence[Row], settings: Settings, observed: np.ndarray,
         other = replace(settings, scale=scale, baseline=baseline)
         yield cause, "one group of the whole step", advantages.centred(rewards, every, other)
         yield cause, f"baseline {baseline} and scale {scale}", advantages.expected(rows, other)
-    spread, by = right.std() or 1.0, factor(observed, right)
-    for what, predicted in (
-        ("rewards without a baseline", rewards),
-        ("positive advantages alone", np.maximum(right, 0)),
-        ("advantages that are normalised once more over the step", (right - right.mean()) / spread),
-        (f"advantages times {by:.3g}", by * right),
-    ):
-        yield cause, what, predicted
+    yield cause, "rewards without a baseline", rewards
+    by = factor(observed, right)
+    yield cause, f"advantages times {by:.3g}", by * right
 
 
 # The loss
-
-Predictions = Iterator[tuple[str, np.ndarray]]
-
-
-def _kl(tokens: loss.Tokens, settings: Settings, observed: np.ndarray) -> Predictions:
-    policy, kl = loss.policy_slopes(tokens, settings), loss.kl_slopes(tokens, settings)
-    if tokens.reference is None or not kl.any():
-        return
-    for estimator in (settings.kl_estimator, "k1", "k2", "k3"):
-        other = loss.kl_slopes(tokens, settings, estimator)
-        by = factor(observed - policy, other)
-        yield f"the KL estimator {estimator} with a coefficient times {by:.3g}", policy + by * other
-
-
-def _otherwise(t: loss.Tokens, settings: Settings, observed: np.ndarray, right: np.ndarray) -> Predictions:
-    def by(tokens: loss.Tokens = t, **changes: object) -> np.ndarray:
-        return loss.slopes(tokens, replace(settings, **changes))
-
-    yield "an importance ratio of 1", by(replace(t, old=t.logprobs))
-    for ratio, bound in itertools.product(("token", "sequence"), ("clip", "cap")):
-        yield f"a ratio of each {ratio} with the bound {bound}", by(ratio=ratio, bound=bound)
-    times = factor(observed, right)
-    yield "tokens with a positive advantage alone", np.where(t.advantages > 0, right, 0)
-    yield f"slopes times {times:.3g}", times * right
-    for what, term in (
-        ("an entropy term", t.weights * (t.logprobs + 1)),
-        ("a term in the squares of log-probabilities", t.weights * t.logprobs),
-    ):
-        size = factor(observed - right, term)
-        yield f"{what}, of size {size:.3g}", right + size * term
 
 
 def of_microbatches(observed: np.ndarray, right: np.ndarray, microbatch: np.ndarray) -> Conditions:
@@ -131,10 +95,19 @@ def of_slopes(
     t: loss.Tokens, s: Settings, observed: np.ndarray, right: np.ndarray, microbatch: np.ndarray
 ) -> Conditions:
     """`observed`, `right`: slopes of N tokens, and those of the formulas. `microbatch`: [N] number of each token's."""
-    cause = "loss-differs-from-settings"
-    yield from (("kl-term-wrong", *one) for one in _kl(t, s, observed))
+    policy, cause = loss.policy_slopes(t, s), "loss-differs-from-settings"
+    for estimator in (s.kl_estimator, "k1", "k2", "k3") if loss.kl_slopes(t, s).any() else ():
+        other = loss.kl_slopes(t, s, estimator)
+        by = factor(observed - policy, other)
+        yield "kl-term-wrong", f"the KL estimator {estimator} with a coefficient times {by:.3g}", policy + by * other
     yield from of_microbatches(observed, right, microbatch)
-    yield from ((cause, *one) for one in _otherwise(t, s, observed, right))
+    yield cause, "an importance ratio of 1", loss.slopes(replace(t, old=t.logprobs), s)
+    times = factor(observed, right)
+    yield cause, f"slopes times {times:.3g}", times * right
+    entropy, squares = t.weights * (t.logprobs + 1), t.weights * t.logprobs
+    for what, term in (("an entropy term", entropy), ("a term in the squares of log-probabilities", squares)):
+        size = factor(observed - right, term)
+        yield cause, f"{what}, of size {size:.3g}", right + size * term
 
 
 # The gradient
@@ -153,11 +126,8 @@ def of_gradient(
         yield cause, f"no gradient in {len(names)} of {len(tensors)} tensors, such as {names[0]}", predicted
     cause, count = "normaliser-depends-on-microbatches", len(parts)
     for k in range(count) if count > 1 else ():
-        yield cause, f"a gradient without microbatch {k + 1} of {count}", right - parts[k]
         yield cause, f"the gradient of microbatch {k + 1} of {count} alone", parts[k]
         yield cause, "the mean of microbatches in place of their sum", right / count
-    by = factor(observed, right)
-    yield "loss-differs-from-settings", f"a gradient times {by:.3g}", by * right
     if before is not None:  # gradients that are not cleared are added to; clipping may have made them smaller
         known, rest = np.isfinite(before), observed - right
         by = factor(rest[known], before[known])
@@ -168,15 +138,10 @@ def of_gradient(
 # The update
 
 
-def of_update(change: Callable[[float], np.ndarray], observed: np.ndarray, tensors: Mapping[str, slice]) -> Conditions:
-    """`change`: [E] the right change of the weights at so many times the learning rate. `observed` [E]. `tensors`: of each name
-    its entries.
-    """
+def of_update(change: Callable[[float], np.ndarray], observed: np.ndarray) -> Conditions:
+    """`change`: [E] the right change of the weights at so many times the learning rate. `observed` [E]."""
     cause, right = "update-differs-from-settings", change(1.0)
     yield cause, "no change", np.zeros(len(observed))
-    names, predicted = still(observed, right, tensors)
-    if names:
-        yield cause, f"no change of {len(names)} of {len(tensors)} tensors, such as {names[0]}", predicted
     yield cause, "an update against the descent", -right
     by = factor(observed, right)
     if math.isfinite(by) and by > 1e-6:

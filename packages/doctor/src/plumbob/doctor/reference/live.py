@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from plumbob.doctor.reference.model import Rows
 
 
 class Live(Protocol):
@@ -34,7 +35,7 @@ class Live(Protocol):
         """(ids, log-probabilities) of one completion of each prompt by the engine, at the run's temperature."""
         ...
 
-    def score(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> list[np.ndarray]:
+    def score(self, rows: Rows) -> list[np.ndarray]:
         """The trainer's log-probabilities, [n] each, of rows (ids [T], which of them are scored [T]), computed as in training."""
         ...
 

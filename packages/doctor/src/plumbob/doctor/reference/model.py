@@ -18,6 +18,8 @@ from plumbob.doctor.record import Settings
 from plumbob.doctor.reference.sampling import of_tokens
 from transformers import AutoModelForCausalLM
 
+Rows = Sequence[tuple[Sequence[int], Sequence[bool]]]
+"""(ids [T], which of them are scored [T]) of each row."""
 MOST_TOKENS = 4096
 """Rows that are computed together have at most so many tokens, padding included."""
 
@@ -29,40 +31,32 @@ class Plain:
     model: Any
     settings: Settings
 
-    def scored(
-        self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], **inputs: Sequence[int]
-    ) -> Iterator[list[tuple[int, torch.Tensor, torch.Tensor]]]:
+    def scored(self, rows: Rows, **inputs: Sequence[int]) -> Iterator[list[tuple[int, torch.Tensor, torch.Tensor]]]:
         """(number of a row, logits [n, V] of its scored ids at the settings' temperature, these ids [n]), some rows at a time.
 
-        Rows (ids [T], which are scored [T]) of about the same length are computed together, padded on the right, which
-        causal attention does not see. `inputs`: [T] others of the model's, such as position_ids, where there is one row.
+        Rows of about the same length are computed together, padded on the right, which causal attention does not see.
+        `inputs`: [T] others of the model's, such as position_ids, where there is one row.
         """
         order, part = sorted(range(len(rows)), key=lambda i: len(rows[i][0])), list[int]()
         for i, after in itertools.zip_longest(order, order[1:]):  # no rows, no parts
             part.append(i)
-            if after is None or (len(part) + 1) * len(rows[after][0]) > MOST_TOKENS:
-                yield self._scored([rows[k] for k in part], part, inputs)
-                part = []
-
-    def _scored(
-        self,
-        rows: Sequence[tuple[Sequence[int], Sequence[bool]]],
-        numbers: Sequence[int],
-        inputs: Mapping[str, Sequence[int]],
-    ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        places = [[t for t in range(1, len(ids)) if at[t]] for ids, at in rows]
-        width = max(len(ids) for ids, _ in rows)
-        given = torch.tensor([[*map(int, ids), *[0] * (width - len(ids))] for ids, _ in rows]).to(self.model.device)
-        keep: dict[str, Any] = {name: given.new_tensor([[*values]]) for name, values in inputs.items()}
-        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
-            keep["logits_to_keep"] = width + 1 - min((p[0] for p in places if p), default=width)
-        with self._precision():
-            logits = self.model(input_ids=given, use_cache=False, **keep).logits
-        left = width - logits.shape[1] + 1
-        return [
-            (i, logits[k, [t - left for t in own]].float() / self.settings.temperature, given[k, own])
-            for k, (i, own) in enumerate(zip(numbers, places, strict=True))
-        ]
+            if after is not None and (len(part) + 1) * len(rows[after][0]) <= MOST_TOKENS:
+                continue
+            places = {k: [t for t in range(1, len(rows[k][0])) if rows[k][1][t]] for k in part}
+            width = len(rows[i][0])
+            ids = torch.tensor([[*map(int, rows[k][0]), *[0] * (width - len(rows[k][0]))] for k in part])
+            ids = ids.to(self.model.device)
+            keep: dict[str, Any] = {name: ids.new_tensor([[*values]]) for name, values in inputs.items()}
+            if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
+                keep["logits_to_keep"] = width + 1 - min((p[0] for p in places.values() if p), default=width)
+            with self._precision():
+                logits = self.model(input_ids=ids, use_cache=False, **keep).logits
+            left = width - logits.shape[1] + 1
+            yield [
+                (k, logits[j, [t - left for t in own]].float() / self.settings.temperature, ids[j, own])
+                for j, (k, own) in enumerate(places.items())
+            ]
+            part = []
 
     @contextmanager
     def _precision(self) -> Generator[None]:
@@ -80,7 +74,7 @@ class Plain:
             torch.set_float32_matmul_precision(before)
 
     @torch.no_grad()
-    def every(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], **inputs: Sequence[int]) -> list[np.ndarray]:
+    def every(self, rows: Rows, **inputs: Sequence[int]) -> list[np.ndarray]:
         """Log-probabilities [n] in nats of each row's scored ids, each given the ids before it. `inputs`: see `scored`.
 
         An id that is the first of its row has none.
@@ -89,19 +83,19 @@ class Plain:
         found = {i: of_tokens(logits.double(), ids) for part in parts for i, logits, ids in part}
         return [found[i].cpu().numpy() for i in range(len(rows))]
 
-    def trainable(self) -> dict[str, torch.Size]:
-        """Name -> shape of each tensor that the settings train, found from the model and the settings alone.
+    def trainable(self) -> list[str]:
+        """The names of the tensors that the settings train, found from the model and the settings alone.
 
         Tensors of an adapter have the names MODULE.lora_A and MODULE.lora_B.
         """
         if not self.settings.adapter:
-            return {name: p.shape for name, p in self.model.named_parameters()}
-        rank, found = self.settings.lora_rank, {}
-        for name, module in self.model.named_modules():
-            if isinstance(module, torch.nn.Linear) and _targeted(name, module, self.model, self.settings.lora_targets):
-                found[f"{name}.lora_A"] = torch.Size((rank, module.in_features))
-                found[f"{name}.lora_B"] = torch.Size((module.out_features, rank))
-        return found
+            return [name for name, _ in self.model.named_parameters()]
+        linear = [name for name, module in self.model.named_modules() if isinstance(module, torch.nn.Linear)]
+        head = next((n for n, m in self.model.named_modules() if m is self.model.get_output_embeddings()), "")
+        targets = self.settings.lora_targets
+        chosen = [n for n in linear if any(n == target or n.endswith(f".{target}") for target in targets)]
+        chosen = [n for n in linear if n != head] if targets == ["all-linear"] else chosen
+        return [f"{name}.{which}" for name in chosen for which in ("lora_A", "lora_B")]
 
     @contextmanager
     def having(self, tensors: Mapping[str, torch.Tensor]) -> Generator[dict[str, torch.Tensor]]:
@@ -171,12 +165,6 @@ def plain_name(name: str) -> str:
         if which in name:
             return name.split(which)[0] + which
     return name
-
-
-def _targeted(name: str, module: torch.nn.Module, model: Any, targets: Sequence[str]) -> bool:
-    if list(targets) == ["all-linear"]:
-        return module is not model.get_output_embeddings()
-    return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
 def _adapter(a: torch.Tensor, b: torch.Tensor, factor: float) -> Any:

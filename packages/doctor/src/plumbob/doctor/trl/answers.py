@@ -29,9 +29,7 @@ LEAST = 8
 ROUNDS = 3
 """Fewest generations after which a reward that has never differed is judged."""
 FEW, SHARE = 5, 0.1
-"""Fewest wrong answers that are paid in full, and their smallest share of all wrong ones."""
-LITTLE = 0.05
-"""Share of what the form of an answer earns that a right one may earn beside it and still be nothing."""
+"""Fewest right answers, or wrong ones that are paid in full, and smallest share of the latter of all wrong ones."""
 
 
 def said(text: str, gold: str) -> str:
@@ -54,7 +52,7 @@ class Reply:
     form: bool
     """Whether it has all marks of a form that its prompt asks for."""
     due: bool
-    """Whether it has these, or, where none are asked for, ends in the very text that is paid alone."""
+    """Whether it has these, or, where none are asked for, marks its answer in a usual way."""
     wrong: bool
     """Whether it marks a whole number that is neither the answer nor that of another column."""
     inside: bool
@@ -72,12 +70,12 @@ class Tally:
     """Rows whose prompt asks for no form."""
     replies: list[Reply] = field(default_factory=list)
 
-    def lifts(self, which: str) -> list[float]:
+    def lifts(self) -> list[float]:
         """Of each group, how much more the right replies in the form that is asked for earn than wrong ones, on average."""
         groups: dict[int, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
         for one in self.replies:
             if not one.right or one.form:
-                groups[one.group][one.right].append(getattr(one, which))
+                groups[one.group][one.right].append(one.total)
         return [fmean(right) - fmean(others) for others, right in groups.values() if right and others]
 
 
@@ -119,11 +117,11 @@ class Answers:
         tally.formless += not wanted and not ASKS.search(prompt)
         others = {plain(str(value)) for name, value in row.items() if name in self.tallies and name != column}
         for one in group:
-            answer, text = shown(one.last), one.last.rstrip()
+            answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), all(mark in text for mark in wanted)
             whole = answer.isdigit() and gold.isdigit() and plain(answer) not in others
             own = sum(one.components.get(name, 0.0) for name in self.namers)
-            due = form and bool(wanted or (self.before.form and text.endswith(self.before.form.format(gold))))
+            due = form and bool(wanted or answer)
             wrong, inside = whole and not right, gold in text
             tally.replies.append(Reply(self.groups, right, one.reward, own, form, due, wrong, inside))
 
@@ -143,83 +141,60 @@ class Answers:
             return "unsure", "no column that reward functions name has right answers alone", None
         column, t = max(known.items(), key=lambda one: sum(reply.right for reply in one[1].replies))
         found = self._refuted(t, f"as column {column!r} has it")
-        count, beside = sum(reply.right for reply in t.replies), len(t.lifts("total"))
+        count, beside = sum(reply.right for reply in t.replies), len(t.lifts())
         passed = f"{count} completions give the answer of column {column!r}, in {beside} groups beside others"
         return ("fail", *found) if found else ("pass", passed, None)
 
     def _refuted(self, t: Tally, of: str) -> tuple[str, str] | None:
         """(evidence, cause)"""
-        pays, right = self.before.pays, [r for r in t.replies if r.right]
-        apart, own = t.lifts("total"), t.lifts("own")
+        pays, apart, right = self.before.pays, t.lifts(), [r for r in t.replies if r.right]
         if len(apart) >= LEAST and max(apart) < -TOLERANCE:
             told = f"in each of {len(apart)} groups completions with the right answer, {of}, earn less than the others"
             return f"{told}, by {-fmean(apart):.3g} on average", "reward-wrong"
-        if len(own) >= LEAST and pays is False and max(map(abs, own)) <= TOLERANCE:
-            told = f"in each of {len(own)} groups completions with the right answer, {of}, earn what the others do"
+        groups = defaultdict[int, list[Reply]](list)
+        for one in t.replies:
+            if one.form:
+                groups[one.group].append(one)
+        alike = all(np.ptp([one.own for one in group]) <= TOLERANCE for group in groups.values())
+        beside = sum(len({one.right for one in group}) > 1 for group in groups.values())
+        known, other = (sum(one.form and one.right is way for one in t.replies) for way in (True, False))
+        # A model that gives no right answer says nothing of the reward, unless the usual forms of an answer should be paid.
+        silent = self.rounds >= ROUNDS and t.formless == t.rows and not self.varied
+        sure = (known >= FEW and beside > 1) or silent
+        if pays is False and alike and sure and min(other, self.groups) >= LEAST:
+            told = f"completions with the right answer, {of} ({known} of {known + other}), earn what the others of their prompt do"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
             return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
-        # A model that gives no right answer says nothing of the reward, unless the usual forms of an answer should be paid.
-        known_right = len(right) >= FEW or (self.rounds >= ROUNDS and t.formless == t.rows)
-        if known_right and self.groups >= LEAST and not self.varied and pays is False:
-            told = (
-                f"in each of {self.groups} groups all completions earn the same, of which {len(right)} are right, {of}"
-            )
-            why = "either the reward reads something else, or it wants another form than the usual ones"
-            return (
-                f"{told}; a text of the column earns no more than silence or that of another row: {why}",
-                "reward-wrong",
-            )
-        in_form, wrong = [r for r in right if r.form], [r for r in t.replies if r.wrong]
-        if told := self._only_form(in_form, [r for r in wrong if r.form], max((r.own for r in t.replies), default=0.0)):
-            return told, "reward-wrong"
         due = [r.own <= self.before.silence + TOLERANCE for r in right if r.due]
         if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
-            told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or paid"
+            told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or usual,"
             return f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"
-        best = max((r.own for r in right), default=-np.inf)
+        wrong, best = [r for r in t.replies if r.wrong], max((r.own for r in right), default=-np.inf)
         paid, less = ([r.inside for r in wrong if (r.own >= best - TOLERANCE) is way] for way in (True, False))
         if pays and len(paid) >= max(FEW, SHARE * len(wrong)) and all(paid) and not any(less):
             told = f"{len(paid)} of {len(wrong)} completions that mark a wrong number earn as much as right ones"
             return f"{told}: all these, and no others, have the right one somewhere", "reward-exploitable"
         return None
 
-    def _only_form(self, right: Sequence[Reply], wrong: Sequence[Reply], most: float) -> str:
-        """Evidence that nothing is left to earn for a right answer beside what its form earns, which is the most; or ""."""
-        if self.before.pays is not False or len(right) < FEW or len(wrong) < LEAST:
-            return ""
-        earned, lift = [r.own for r in (*right, *wrong)], fmean(r.total for r in right) - fmean(r.total for r in wrong)
-        value = earned[0]
-        if np.ptp(earned) > TOLERANCE or value < most - TOLERANCE or value <= self.before.silence + TOLERANCE:
-            return ""
-        told = f"{len(right)} right and {len(wrong)} wrong answers, all in the form that is paid, earn {value:.3g}, the most of all"
-        return told if lift <= LITTLE * value else ""
-
 
 class Results:
-    """Collects what the model's calls of each tool get."""
+    """Counts what the model's calls of each tool get."""
 
     def __init__(self, tools: Sequence[Any]) -> None:
         named: Mapping[str, Any] = {getattr(tool, "__name__", ""): tool for tool in tools if callable(tool)}
         # A tool that says of itself that it returns nothing is there for what it does.
         returns = {n: getattr(tool, "__annotations__", {}).get("return") for n, tool in named.items()}
-        self.seen = {name: list[tuple[str, str]]() for name, kind in returns.items() if kind}
+        self.empty = {name: list[bool]() for name, kind in returns.items() if kind}
 
     def add(self, played: Sequence[Played], step: int) -> list[Finding]:
         """Take in the completions that were generated together in step `step` (from 0)."""
-        for message in [m for one in played for m in one.messages] if self.seen else ():
-            call = message.answers
-            if call is not None and call.name in self.seen and not says_failed(message.text):
-                self.seen[call.name].append((str(call.arguments), message.text))
-        return [self._of(tool, seen, step + 1) for tool, seen in self.seen.items() if len(seen) >= 2 * LEAST]
-
-    def _of(self, tool: str, seen: Sequence[tuple[str, str]], step: int) -> Finding:
-        asked, empty = {arguments for arguments, _ in seen}, sum(says_nothing(result) for _, result in seen)
-        results = {result for _, result in seen}
-        # Other texts that are always the same may say that something is done; 0 and 1 may say whether.
-        one = next(iter(results)) if len(results) == 1 else ""
-        stuck = len(asked) >= LEAST and bool(NUMBER.fullmatch(one)) and one not in ("0", "1")
-        told = f"{len(seen)} calls of {tool!r} with {len(asked)} different arguments get {len(results)} results, {empty} empty"
-        wrong = stuck or empty == len(seen)
-        check = f"results of the tool {tool!r} say something, and not always the same number"
-        return Finding(check, "fail" if wrong else "pass", f"{told}{f', {one!r}' if stuck else ''}",
-                       "tool-results-wrong" if wrong else None, "tools", step if wrong else None)  # fmt: skip
+        for message in [m for one in played for m in one.messages] if self.empty else ():
+            if message.answers is not None and message.answers.name in self.empty and not says_failed(message.text):
+                self.empty[message.answers.name].append(says_nothing(message.text))
+        return [
+            Finding.of(
+                f"results of the tool {tool!r} say something", "tool-results-wrong", all(empty),
+                f"of {len(empty)} calls of {tool!r} {sum(empty)} get an empty result", "tools", step + 1,
+            )
+            for tool, empty in self.empty.items() if len(empty) >= 2 * LEAST
+        ]  # fmt: skip

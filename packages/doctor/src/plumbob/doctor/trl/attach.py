@@ -19,14 +19,14 @@ from plumbob.doctor.confirm import TRIALS
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import SampledTensors
-from plumbob.doctor.page import lines
+from plumbob.doctor.page import lines, render
+from plumbob.doctor.saved import alike
 from plumbob.doctor.trl import before, course, settings
 from plumbob.doctor.trl.answers import Answers, Results
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import played_of, record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
 from plumbob.doctor.trl.watching import Watch, unchanged_randomness
-from plumbob.doctor.web_page import render
 from transformers import TrainerCallback
 
 FOLDER, PAGE = "plumbob_records", "report.html"
@@ -109,11 +109,9 @@ class Doctor(TrainerCallback):
         self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
         self._sample: course.WeightSample | None = None
-        self._weights = np.zeros((0, 0))
-        """What `_sample` gave last: of the weights with which the step begins."""
+        """Of the trained weights, read at the end of each step."""
         self._reference: course.WeightSample | None = None
-        self._referred = self._weights
-        """What `_reference` gave first."""
+        """Of a reference model that is not to change."""
         self._gap: float | None = None
         """In nats a token, of what a rollout_func returned first and the trainer computed."""
         self._change: dict[str, float] = {}
@@ -141,12 +139,13 @@ class Doctor(TrainerCallback):
         if self._refused:
             print(f"plumbob.doctor: {self._refused}", flush=True)
         plan = course.plan_of(self.trainer)
-        self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.steps, 1)))
+        self.reading.trends = trends.Trends(plan, patience=min(trends.WINDOW, max(plan.num_steps, 1)))
         self.folder.mkdir(parents=True, exist_ok=True)
         if not trained(self.trainer):
-            told = "no-gradient", "no parameter of the model requires a gradient"
-            self.reading.found.append(Finding.of("the run trains a part of its model", told, "gradient"))
-            self._print(self.reading.found)
+            check, told = "the run trains a part of its model", "no parameter of the model requires a gradient"
+            self._print(
+                self.reading.add_findings([Finding.of(check, "no-gradient", True, told, "gradient")], "records")
+            )
             self._refused = "Steps were not recorded: nothing is trained."
             self.reading.limits.append(self._refused)
         else:
@@ -163,10 +162,8 @@ class Doctor(TrainerCallback):
         self.watch.microbatches, self._tensors, self._change = [], None, {}
         if self._sample is None and not self._refused:
             self._sample = course.WeightSample(trained(self.trainer))
-            self._weights = self._sample.take()
             if self.trainer.ref_model is not None and not args.sync_ref_model:
                 self._reference = course.WeightSample(dict(self.trainer.ref_model.named_parameters()))
-                self._referred = self._reference.take()
         exact = state.is_world_process_zero and self._kept and state.global_step - self.began in self._exact
         self._snapshot = Snapshot(self.trainer) if exact else None
 
@@ -259,15 +256,15 @@ class Doctor(TrainerCallback):
         made = self.watch.round
         if self._refused or self._sample is None or made is None or made.rewards is None or not made.output:
             return []
-        began, self._weights = self._weights, self._sample.take()
         played = played_of(self.trainer, made)
-        self._row = {**course.row_of(self.trainer, made, played, began, self._weights, step), **self._change}
-        found = []
-        if self._reference is not None:
-            found.append(course.reference(self._referred, self._reference.take()))
+        self._row = {**course.row_of(self.trainer, made, played, self._sample, step), **self._change}
+        found = [] if self._reference is None else [course.reference(self._reference)]
         if made.step == step:
-            alone = [one for one, _ in played]
-            found += [course.equal_ones(self.trainer, made, alone, step), self._answers.add(alone, step)]
+            alone, rewards = [one for one, _ in played], [one.reward for one, _ in played]
+            # What differs in equal completions of one prompt is no property of the completion.
+            keys = [(i // self.trainer.num_generations, tuple(ids)) for i, ids in enumerate(made.ids)]
+            found.append(alike(zip(keys, rewards, strict=False), before.tolerance(np.array(rewards)), step + 1))
+            found.append(self._answers.add(alone, step))
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)

@@ -19,14 +19,15 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from plumbob.doctor.environment import player
 from plumbob.doctor.environment.grading import HALF
 from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
-from plumbob.doctor.environment.player import Call, Given, Message, Played, RunSettings, Task, Turn, place_of
+from plumbob.doctor.environment.player import Given, Message, Played, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
-from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, OTHERS, PERFECT, WRONG, Known
-from plumbob.doctor.findings import Finding, Stage
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, PERFECT, WRONG, Known
+from plumbob.doctor.findings import Finding
 from plumbob.doctor.stages import DROPOUT
 from plumbob.doctor.trl.settings import dropout, schemas, tokenizer_of
 
@@ -44,7 +45,6 @@ FORMS = (
 SHORT = "the answer without separators and decimals of 0"
 KINDS = {
     **{kind: CHEAP[kind] for kind in (WRONG, "the form of an answer without content", "the best constant answer")},
-    "the answer alone": OTHERS["the answer alone"],
     SHORT: lambda known, i: known.with_answer(i, lambda gold: gold.partition(".")[0].replace(",", "")),
 }
 """Transcripts that are scored beside the right answer and an empty reply."""
@@ -52,10 +52,6 @@ ROUNDED = 0.05
 """Share of the range of rewards within which they count as equal."""
 MOST_TASKS, MOST_ROWS, MOST_COLUMNS = 8, 4000, 3
 """Rows of the data with which transcripts are written, rows that are compared with each other, and columns that are tried."""
-LEAST_STEPS = 30
-"""Steps from which on a run is no trial."""
-LONG = 8
-"""Words from which on a text is a worked solution, which no model writes word for word."""
 GIVEN = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
@@ -64,16 +60,14 @@ PADDED = re.compile(r"-?\d{1,3}(,\d{3})+|-?\d+\.0+")
 """A whole number with separators, or as a table of floating-point numbers writes it."""
 MARKED = re.compile(r"####\s*([^\n]+)|\\boxed\{([^{}]*)\}|<answer>\s*(.*?)\s*</answer>", re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-MARKS = ("####", "\\boxed", "<answer>")
-"""How texts mark an answer."""
 COPIES, LEAST_ROWS = 8, 32
 """Times that each row of the data stands in it on average, from which on these are few, and fewest rows that are judged."""
 REPLY = "A reply."
 AGAIN = "completions earn the same when they are scored again, in another order and in parts"
 SILENCE = "a right answer earns more than an empty reply"
-EXAMINED = {"not-overpaid", "enough", "apart", "near-copies", "prompted", "empty", "cheap"}
+EXAMINED = {"apart", "near-copies", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
-OF_TEXTS = {"enough", "apart", "near-copies"}
+OF_TEXTS = {"apart", "near-copies"}
 """Those of them that compare tasks by all that they say, which a picture's text is not."""
 PICTURE = re.compile(r"\b(Image|Audio|Video)\(")
 """A column of a data set whose rows would be decoded, as its features name it."""
@@ -90,17 +84,10 @@ class Before:
     """Of each reward function, whether it names one of them."""
     pays: bool | None = None
     """Whether these pay a text of the columns, in one of several forms, more than that of another row; None: it is not known."""
-    form: str = ""
-    """The form that is paid most, if it marks the answer."""
     silence: float = 0.0
     """What they pay an empty reply, on average."""
     anything: float = math.nan
     """What all reward functions together pay each of the texts that answer nothing, if it is the same; else NaN."""
-
-
-def _finding(check: str, cause: str, wrong: object, told: str, stage: Stage = "grading") -> Finding:
-    """A failure for this cause if something is `wrong`, else a pass."""
-    return Finding.of(check, (cause if wrong else None, told), stage)
 
 
 def shown(text: str) -> str:
@@ -122,20 +109,17 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
-    args, steps = trainer.args, trainer.state.max_steps
-    groups = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps // args.num_generations
-    taken = groups // args.num_iterations if steps >= LEAST_STEPS else 0  # a trial may take a few rows again and again
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
     found.findings += _settings(trainer)
     if not train:
         return
-    player = Given(train, held_out, RunSettings(taken=taken), code)
+    given = Given(train, held_out, code=code)
     at = chosen(len(train), MOST_TASKS)
     # Whole rows, with what reward functions may want of them.
     tasks = [dataclasses.replace(train[i], handle=dict(trainer.train_dataset[i])) for i in at]
     pictures = bool(tasks[0].handle.keys() - train[0].handle.keys())
-    matrix = _matrix(player, tasks)
+    matrix = _matrix(given, tasks)
     found.columns, found.namers = columns_of(trainer, tasks[0].handle)
     if gold:
         found.columns, found.namers = [gold], [True] * len(trainer.reward_funcs)
@@ -145,11 +129,10 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     if found.columns and not pictures and len(train) >= LEAST_ROWS:
         different = len({(task.prompt, str(task.fields)) for task in train})
         few, told = COPIES * different <= len(train), f"{len(train)} rows, {different} of them different"
-        found.findings.append(_finding("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
-        known = known - {"enough"} if few else known  # one name for one thing
+        found.findings.append(Finding.of("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
     found.findings += _column_ends(train, found.columns)
     if held_out:
-        matrix.held_out = _matrix(player, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
+        matrix.held_out = _matrix(given, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
     # Where the prompt sent back is paid, what is wrong may be the prompt. Where it earns more than the texts that are taken for
     # right, something else is asked for.
     echoed = [*matrix.shares(ECHO).values()]
@@ -179,9 +162,9 @@ def _tasks(data: Any, kind: str) -> list[Task]:
     return found
 
 
-def _matrix(player: Given, tasks: list[Task]) -> Matrix:
+def _matrix(given: Given, tasks: list[Task]) -> Matrix:
     hand = Hand(tasks, [()] * len(tasks), [""] * len(tasks))
-    return Matrix(player, hand, {EMPTY: _played(tasks, [""] * len(tasks))})  # ty: ignore[invalid-argument-type]
+    return Matrix(given, hand, {EMPTY: _played(tasks, [""] * len(tasks))})  # ty: ignore[invalid-argument-type]
 
 
 def text_of(prompt: Any) -> str:
@@ -189,16 +172,9 @@ def text_of(prompt: Any) -> str:
 
 
 def messages_of(given: Any, role: str = "user", *, sampled: bool = False) -> tuple[Message, ...]:
-    """A prompt or a completion of TRL, which is a text of this role or messages. Tool results have the calls that they answer."""
-    found, calls = list[Message](), list[Call]()
-    said: list[dict[str, Any]] = given if isinstance(given, list) else [{"role": role, "content": given}]
-    for m in said:
-        own = [Call(c["function"]["name"], c["function"]["arguments"]) for c in m.get("tool_calls") or ()]
-        answers = calls.pop(0) if m["role"] == "tool" and calls else None
-        calls += own
-        text = "\n".join(strings(m.get("content")))
-        found.append(Message(m["role"], text, tuple(own), answers, sampled and m["role"] == "assistant"))
-    return tuple(found)
+    """A prompt or a completion of TRL, which is a text of this role or messages."""
+    said = given if isinstance(given, list) else [{"role": role, "content": given}]
+    return player.messages_of({"message": m, "sampled": sampled and m["role"] == "assistant"} for m in said)
 
 
 def _played(
@@ -270,7 +246,7 @@ def _column_ends(train: Sequence[Task], columns: Sequence[str]) -> list[Finding]
             told = f"of {len(known)} rows {len(wrong)} have another number in {name!r} than the one that {other!r} marks at its end"
             told += ", but one that stands elsewhere in it" if bad else ""
             check = f"answers in {name!r} are those at the end of {other!r}"
-            found.append(_finding(check, "reward-wrong", bad, told))
+            found.append(Finding.of(check, "reward-wrong", bad, told, "grading"))
     return found
 
 
@@ -313,7 +289,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
     tasks, columns, earned = matrix.hand.tasks, found.columns, _Scores(trainer, matrix.hand.tasks, score, found.namers)
     if trainer.args.remove_unused_columns and columns:
         told = f"{', '.join(map(repr, columns))}: remove_unused_columns=True keeps it from them"
-        return [_finding("reward functions get the columns that they use", "reward-wrong", True, told)]
+        return [Finding.of("reward functions get the columns that they use", "reward-wrong", True, told, "grading")]
     ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
     nothing = [
         [""] * len(tasks),
@@ -330,28 +306,34 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
     if np.isinf(first).any():
         text = np.array(asked, object)[np.isinf(first).any(2)][0]
         told = f"the reply {short(text)} earns one that is not"
-        return [_finding("rewards are finite numbers", "not-finite", True, told)]
+        return [Finding.of("rewards are finite numbers", "not-finite", True, told, "grading")]
     every, sums = np.nansum(first[: len(nothing)], 2), earned.sums(first)
     found.anything = float(every[0, 0]) if np.ptp(every) <= TOLERANCE else math.nan
     for kind, texts, parts in zip((EMPTY, "other words", ECHO), nothing, first, strict=False):
         matrix.cells[kind] = _played(tasks, texts, parts, earned.names)
     if not columns or trainer.tools or trainer.environments is not None:
         return []
-    lifts = dict(zip(ways, (sums[len(nothing) :] - sums[0]).mean(1).tolist(), strict=True))
-    best, found.silence = max(lifts, key=lambda way: lifts[way]), float(sums[0].mean())
-    k = len(nothing) + ways.index(best)
-    if lifts[best] <= TOLERANCE:
+    found.silence, lifts, totals = float(sums[0].mean()), (sums - sums[0]).mean(1), np.nansum(first, 2).mean(1)
+    lifts[: len(nothing)] = -np.inf
+    # Of ways that are paid alike for the answer, that which all reward functions together pay most.
+    k = int(max(np.flatnonzero(lifts >= lifts.max() - TOLERANCE), key=lambda k: totals[k]))
+    if lifts[k] <= TOLERANCE:
         found.pays = False
         paid = bool((sums[0] > TOLERANCE).all() and np.isclose(sums[k], sums[0]).all())
         told = f"an empty reply earns {found.silence:.3g}, no text of {', '.join(map(repr, columns))} in any form more"
-        return [_finding(SILENCE, "reward-wrong", paid, told)]
-    return _of_kinds(earned, matrix, found, lifts, best, (asked[k], first[k], sums[k], sums[0]))
+        return [Finding.of(SILENCE, "reward-wrong", paid, told, "grading")]
+    return _of_kinds(
+        earned, matrix, found, ways[k - len(nothing)], float(lifts[k]), (asked[k], first[k], sums[k], sums[0])
+    )
 
 
 def _of_kinds(
-    earned: _Scores, matrix: Matrix, found: Before, lifts: dict[Any, float], best: Any, paid: tuple[Any, ...]
+    earned: _Scores, matrix: Matrix, found: Before, best: tuple[str, str, bool], lift: float, paid: tuple[Any, ...]
 ) -> list[Finding]:
-    """Beside the texts in the form that is paid `best`, score `KINDS`. `paid`: these texts, what they earn, and an empty reply."""
+    """Beside the texts in the form that is paid `best`, by `lift` above silence, score `KINDS`.
+
+    `paid`: these texts, what they earn, and an empty reply.
+    """
     hand, tasks, (texts, parts, most, silence) = matrix.hand, matrix.hand.tasks, paid
     hand.turns = [(Turn(text),) for text in texts]
     hand.golds = golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
@@ -367,22 +349,15 @@ def _of_kinds(
     # Which of these texts are right is known where that of another row earns less.
     others = [*cells[WRONG]]
     found.pays = float((most - sums[WRONG])[others].mean()) > TOLERANCE if others else None
-    said = [_worked(golds, lifts, best)] if found.pays is not False else []
-    if all(PADDED.fullmatch(answer) for answer in golds):
-        lift = float((sums[SHORT] - silence).mean())
-        told = f"{golds[0]!r} earns {lifts[best]:.3g} above an empty reply, without decimals and separators {lift:.3g}"
-        check = "whole numbers may be written without decimals and separators"
-        said.append(_finding(check, "answers-not-parsed", lift <= 0.1 * lifts[best], told))
-    if not found.pays:
-        return said
-    hand.golds, found.form = golds, best[1] if any(mark in best[1] for mark in MARKS) else ""
-    matrix.cells |= cells
-    asked_for = [mark for mark in MARKS if all(mark in task.prompt for task in tasks)]
-    if asked_for:
-        most = max(lift for (_, form, _), lift in lifts.items() if any(mark in form for mark in asked_for))
-        told = f"{', '.join(asked_for)} of the prompts earns at most {most:.3g}; {best[1]!r} earns {lifts[best]:.3g}"
-        said.append(_finding("the form that prompts ask for is paid", "answers-not-parsed", most <= TOLERANCE, told))
-    return said
+    if found.pays:
+        hand.golds = golds
+        matrix.cells |= cells
+    if not all(PADDED.fullmatch(answer) for answer in golds):
+        return []
+    plainly = float((sums[SHORT] - silence).mean())
+    told = f"{golds[0]!r} earns {lift:.3g} above an empty reply, without decimals and separators {plainly:.3g}"
+    check = "whole numbers may be written without decimals and separators"
+    return [Finding.of(check, "answers-not-parsed", plainly <= 0.1 * lift, told, "grading")]
 
 
 def tolerance(rewards: np.ndarray) -> float:
@@ -413,16 +388,6 @@ def _said(task: Task, column: str, form: str, last: bool) -> str:
     return form.format(text.split()[-1] if last and text else text)
 
 
-def _worked(golds: Sequence[str], lifts: Mapping[Any, float], best: Any) -> Finding:
-    """A worked solution marks its answer; other long texts, such as a program, may have to be given as they are."""
-    check = "a right answer is paid without its worked solution word for word"
-    marked = all(shown(gold) and len(gold.split()) >= LONG for gold in golds)
-    short = max(lift for (column, _, last), lift in lifts.items() if last and column == best[0])
-    told = f"the text of column {best[0]!r} earns {lifts[best]:.3g} above an empty reply, its last word at most {short:.3g}"
-    wrong = not best[2] and marked and short <= TOLERANCE
-    return _finding(check, "answers-not-parsed", wrong, told)
-
-
 def _template(trainer: Any, task: Task) -> list[Finding]:
     """What the chat template makes of the first row's prompt, or what is left to do of one that is rendered already."""
     prompt, tokenizer = task.handle.get("prompt"), tokenizer_of(trainer)
@@ -439,7 +404,7 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
     found, names = list[Finding](), [str(tool["function"]["name"]) for tool in tools or ()]
 
     def add(check: str, wrong: Any, told: str) -> None:
-        found.append(_finding(check, "prompt-incomplete", wrong, told, "rows"))
+        found.append(Finding.of(check, "prompt-incomplete", wrong, told, "rows"))
 
     if isinstance(prompt, str):
         end, header = (
@@ -447,12 +412,8 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
             rendered(asked, True).removeprefix(rendered(asked)).strip(),
         )
         if end and header and any(token in prompt for token in special):  # else a text that is to be gone on with
-            first = tokenizer(prompt)["input_ids"][:2]
             told = f"the prompt ends with {prompt[-40:]!r}; the template opens a turn with {header!r}"
             add("prompts that are rendered open the assistant's turn", prompt.rstrip().endswith(end), told)
-            twice = bool(tokenizer.bos_token) and first == [tokenizer.bos_token_id] * 2
-            told = f"the prompt begins with {prompt[:20]!r}, and its ids with {first}"
-            add("prompts that are rendered begin with one start token", twice, told)
         return found
     whole, closed = rendered(prompt, True), rendered(prompt)
     if tools:
@@ -460,7 +421,12 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
         named = f"does not name {', '.join(missing)}" if missing else f"names {', '.join(names)}"
         add("prompts describe the tools", missing, f"the template's prompt {named}")
     texts = [(m["role"], m.get("content")) for m in prompt if m["role"] in ("system", "user")]
-    lost = [role for role, text in texts if isinstance(text, str) and not _holds(whole, text)]
+    # White space aside, and at least as they begin.
+    held, begun = (
+        "".join(whole.split()),
+        [(r, "".join(text.split())[:60]) for r, text in texts if isinstance(text, str)],
+    )
+    lost = [role for role, text in begun if text not in held]
     told = f"messages of {', '.join(dict.fromkeys(lost))} are not in it" if lost else f"{len(texts)} messages are in it"
     add("prompts hold what the messages say", lost, told)
     reply = rendered([*prompt, {"role": "assistant", "content": REPLY}])
@@ -477,8 +443,6 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
 
 FEW_TOKENS = 0.1
 """Share of the tokens below which top_entropy_quantile leaves hardly a signal: half of the 0.2 of arXiv:2506.01939."""
-DECAY = 0.01
-"""Share of the weights that decay may take away in a step: usual settings take 1e-9 to 1e-5."""
 _NEUTRAL = {
     0: "min_new_tokens min_tokens min_length no_repeat_ngram_size presence_penalty frequency_penalty epsilon_cutoff eta_cutoff",
     1: "typical_p repetition_penalty encoder_repetition_penalty num_beams do_sample",
@@ -497,8 +461,6 @@ def _settings(trainer: Any) -> list[Finding]:
     told = ", ".join(f"{name}={value}" for name, value in given.items())
     told = f"{told}: tokens are drawn otherwise than training computes" if given else "nothing does"
     share = f"top_entropy_quantile={args.top_entropy_quantile:g}, the share of the tokens, the least certain ones, that is trained"
-    decay = args.learning_rate * args.weight_decay
-    taken = f"weight_decay x learning_rate takes {decay:.2g} of all weights away in a step"
     much = any(name == "the model" or of > DROPOUT for name, of in dropped.items())
     random = ", ".join(f"{name} drops {of:g} of its activations" for name, of in dropped.items()) or "nothing is"
     drawn = "nothing but the settings of training decides how tokens are drawn"
@@ -506,17 +468,11 @@ def _settings(trainer: Any) -> list[Finding]:
     best = f"metric_for_best_model={args.metric_for_best_model}: the loss of GRPO is near 0 whatever is learned"
     deciding, few = "enough of the deciding tokens are trained", args.top_entropy_quantile < FEW_TOKENS
     return [
-        _finding("little is dropped at random", "dropout-in-training", much, random, "logprobs"),
-        _finding(drawn, "sampling-altered", given, told, "sampling"),
-        _finding("weight decay keeps the weights", "learning-rate-too-high", decay > DECAY, taken, "optimizer"),
-        _finding(deciding, "signal-left-out", few, share, "sampling"),
-        _finding("the model that is kept is chosen by a reward", "saved-model-differs", by_loss, best, "saved"),
+        Finding.of("little is dropped at random", "dropout-in-training", much, random, "logprobs"),
+        Finding.of(drawn, "sampling-altered", given, told, "sampling"),
+        Finding.of(deciding, "signal-left-out", few, share, "sampling"),
+        Finding.of("the model that is kept is chosen by a reward", "saved-model-differs", by_loss, best, "saved"),
     ]
-
-
-def _holds(whole: str, text: str) -> bool:
-    """Whether a text stands in another one, white space aside, at least as it begins."""
-    return "".join(text.split())[:60] in "".join(whole.split())
 
 
 def _call(trainer: Any, prompt: Any, tools: list[Any], rendered: Callable[..., str]) -> Finding:
@@ -540,4 +496,4 @@ def _call(trainer: Any, prompt: Any, tools: list[Any], rendered: Callable[..., s
         return Finding(check, "unsure", f"{type(error).__name__}: {error}", None, "tools")
     same = [(one["function"]["name"], one["function"]["arguments"]) for one in read] == [(tool["name"], arguments)]
     told = f"of {text[len(start) :].strip()[:80]!r} {'it' if same else 'no such call'} is read"
-    return _finding(check, "calls-not-read", not same, told, "tools")
+    return Finding.of(check, "calls-not-read", not same, told, "tools")

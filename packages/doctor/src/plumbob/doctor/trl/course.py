@@ -19,11 +19,9 @@ from plumbob.doctor.measuring import AT_RANDOM, numbers
 from plumbob.doctor.record import StepRecord
 from plumbob.doctor.reference.model import plain_name
 from plumbob.doctor.run_numbers import gap_limit
-from plumbob.doctor.saved import alike
 from plumbob.doctor.saved import numbers as numbers_of
-from plumbob.doctor.trl.before import tolerance
 from plumbob.doctor.trl.recording import cut_off, trained
-from plumbob.doctor.trl.settings import narrowing, text_of
+from plumbob.doctor.trl.settings import settings_of, text_of
 from plumbob.doctor.trl.watching import Round
 
 LOGGED = {
@@ -42,47 +40,42 @@ LEAST, DIFFERENT_ENDS = 8, 3
 
 def plan_of(trainer: Any) -> trends.Plan:
     """What the table of trends must know of a trainer's settings."""
-    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-    return trends.Plan(
-        steps=trainer.state.max_steps,
-        group_size=args.num_generations,
-        temperature=args.temperature,
-        exact=not args.bf16 and not args.use_vllm,
-        narrowed=", ".join(f"{name}={value}" for name, value in narrowing(args).items()),
-        scaled=args.scale_rewards == "group",
-        learning_rate=args.learning_rate,
-        adapter=hasattr(model, "peft_config"),
-        warmup=args.get_warmup_steps(trainer.state.max_steps),
-        max_norm=args.max_grad_norm or 0.0,
-        kl_beta=float(trainer.beta),
-        limits={LIMIT: f"{LIMIT}={args.max_completion_length}"},
-    )
+    args = trainer.args
+    own = {"learning_rate": args.learning_rate, "warmup": args.get_warmup_steps(trainer.state.max_steps)}
+    limits = {LIMIT: f"{LIMIT}={args.max_completion_length}"}
+    return trends.Plan(**{**vars(settings_of(trainer, 0)), **own}, limits=limits)
 
 
 class WeightSample:
-    """A few entries of each tensor, the same ones each time, read with one transfer."""
+    """A few entries of each tensor, the same ones each time, read with one transfer: [tensors, AT_RANDOM] float64."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._at = {
-            name: torch.from_numpy(np.random.default_rng(zlib.crc32(name.encode())).integers(0, p.numel(), AT_RANDOM))
-            for name, p in self._tensors.items()
+        at = {
+            n: np.random.default_rng(zlib.crc32(n.encode())).integers(0, p.numel(), AT_RANDOM)
+            for n, p in tensors.items()
         }
-        self._at = {name: at.to(self._tensors[name].device) for name, at in self._at.items()}
+        self._places = [(p, torch.from_numpy(at[name]).to(p.device)) for name, p in tensors.items()]
+        self.first = self.last = self._read()
+        """As they were when this was made, and when `take` was called last."""
 
-    def take(self) -> np.ndarray:
-        """[tensors, AT_RANDOM] float64"""
-        own = [p.detach().reshape(-1)[self._at[name]].float() for name, p in self._tensors.items()]
+    def _read(self) -> np.ndarray:
+        own = [p.detach().reshape(-1)[at].float() for p, at in self._places]
         return numbers(torch.stack(own)).astype(float) if own else np.zeros((0, AT_RANDOM))
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """(what was read before, what they are now)"""
+        before, self.last = self.last, self._read()
+        return before, self.last
 
 
 def row_of(
-    trainer: Any, made: Round, played: Sequence[tuple[Played, bool]], before: np.ndarray, after: np.ndarray, step: int
+    trainer: Any, made: Round, played: Sequence[tuple[Played, bool]], sample: WeightSample, step: int
 ) -> dict[str, float]:
-    """The numbers of a step (from 0). `before`, `after`: `WeightSample`s of the weights that it began with and left."""
+    """The numbers of a step (from 0). `sample`: of the trained weights, read last when the step began."""
     size, rewards = trainer.num_generations, np.array([one.reward for one, _ in played])
     groups = [own[np.isfinite(own)] for own in (rewards[i : i + size] for i in range(0, len(rewards), size))]
     live = [own for own in groups if own.size and np.ptp(own) > 0]
+    before, after = sample.take()
     moved = after - before
     row = numbers_of(int(step) + 1, played, LIMIT) | {
         "groups/tiny_spread_share": sum(np.ptp(g) < TINY * np.abs(g).max() for g in live) / max(len(live), 1),
@@ -103,13 +96,6 @@ def row_of(
     return row
 
 
-def equal_ones(trainer: Any, made: Round, played: Sequence[Played], step: int) -> Finding:
-    """Whether equal completions of one prompt have equal rewards: what differs there is no property of the completion."""
-    rewards = [one.reward for one in played]
-    keys = [(i // trainer.num_generations, tuple(ids)) for i, ids in enumerate(made.ids)]
-    return alike(zip(keys, rewards, strict=False), tolerance(np.array(rewards)), step + 1)
-
-
 def ended(trainer: Any, made: Round) -> list[Finding]:
     """Whether completions end as sampled ones do, and those that a limit has cut off are trained as the settings say."""
     found, cut = [], [cut_off(trainer, ids) for ids in made.ids]
@@ -117,7 +103,7 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
         trained_ = [i for i, was in enumerate(cut) if was and made.output["completion_mask"][i].any()]
         told = f"of {sum(cut)} completions without an end token {len(trained_)} are trained"
         check = "mask_truncated_completions keeps completions that a limit cuts off from the loss"
-        found.append(Finding.of(check, ("loss-mask-wrong" if trained_ else None, told), "rows"))
+        found.append(Finding.of(check, "loss-mask-wrong", trained_, told, "rows"))
     if trainer.rollout_func is not None:
         most = max(map(len, made.ids), default=0)
         last = [ids[-1] for ids, was in zip(made.ids, cut, strict=True) if was and len(ids) < most]
@@ -126,9 +112,8 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
         told = f"{len(last)} of {len(cut)} completions end before the longest, with {len(set(last))} different tokens, and "
         told += "none with an end token: it is lost between sampling and training, or they are tokenised again"
         check = "completions of rollout_func keep the token that ends them"
-        found.append(
-            Finding.of(check, ("row-not-what-was-sampled", told) if lost else (None, f"{len(cut)} completions"), "rows")
-        )
+        told = told if lost else f"{len(cut)} completions"
+        found.append(Finding.of(check, "row-not-what-was-sampled", lost, told, "rows"))
     return found
 
 
@@ -153,21 +138,21 @@ def given(plan: trends.Plan, record: StepRecord, first: float | None) -> tuple[l
     foreign = int((sure & (own < NOT_SAMPLED)).sum())
     told = f"{foreign} trained tokens have the log-probability 0 in what it returns, and less than {NOT_SAMPLED:g} by the trainer"
     wrong = foreign >= LEAST and not sure.all()
-    found = [Finding.of(OWN, ("loss-mask-wrong" if wrong else None, told), "rows")]
+    found = [Finding.of(OWN, "loss-mask-wrong", wrong, told, "rows")]
     if wrong or sure.all():
         return found, first
     gap = float(np.abs(returned - own)[~sure].mean())
     first = gap if first is None else first
     told = f"they differ by {gap:.2g} nats a token (in the first record by {first:.2g})"
     late = gap > max(gap_limit(plan), 100 * first)
-    return [*found, Finding.of(GIVEN, ("weights-not-synced" if late else None, told), "sync")], first
+    return [*found, Finding.of(GIVEN, "weights-not-synced", late, told, "sync")], first
 
 
-def reference(before: np.ndarray, now: np.ndarray) -> Finding:
-    """Whether a reference model that is not to follow the policy has the weights, from `WeightSample`, that it had at first."""
-    moved = float((before != now).mean())
+def reference(sample: WeightSample) -> Finding:
+    """Whether a reference model that is not to follow the policy has the weights that it had at first."""
+    moved = float((sample.first != sample.take()[1]).mean())
     told = f"{moved:.0%} of its sampled weights are others than before the first step, with sync_ref_model=False"
-    return Finding.of("the reference model stays as it was", ("kl-term-wrong" if moved else None, told), "loss")
+    return Finding.of("the reference model stays as it was", "kl-term-wrong", moved, told, "loss")
 
 
 SAVED = "what save_model writes is the trained model"
@@ -203,9 +188,7 @@ def saved(trainer: Any, folder: Path) -> Finding:
             apart.append(name)
     told = f"of {min(len(names), COMPARED)} tensors in {folder} {len(apart)} are not those that were trained"
     if not names:
-        return Finding(
-            SAVED, "unsure", f"{folder} has no tensors of the names of those that are trained", None, "saved"
-        )
-    return Finding.of(
-        SAVED, ("saved-model-differs" if apart else None, f"{told}{f', such as {apart[0]}' if apart else ''}"), "saved"
-    )
+        told = f"{folder} has no tensors of the names of those that are trained"
+        return Finding(SAVED, "unsure", told, None, "saved")
+    told += f", such as {apart[0]}" if apart else ""
+    return Finding.of(SAVED, "saved-model-differs", apart, told, "saved")

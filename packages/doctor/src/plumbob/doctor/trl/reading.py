@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from plumbob.doctor import record as records
 from plumbob.doctor import stages
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.confirm import trial_of
-from plumbob.doctor.examine import Examination, merged, of_outcomes
+from plumbob.doctor.examine import Examination, Source, merged, of_outcomes
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.format import files_of, read_right
 from plumbob.doctor.trends import Plan, Trends, judge
@@ -27,8 +27,6 @@ COURSE = "run.json"
 WITHOUT_ADAPTER = (stages.gradient, stages.reference_policy, stages.trained_tensors)
 """Stages that put the adapter on themselves, or compare with the model without it."""
 NOT_ENDED = "The training has not ended, or was ended from outside."
-OF_LIVE_RUNS = (stages.known_change,)
-"""Stages that no record is enough for."""
 MOST_RECORDS = 12
 """Most records of a run that are compared with the reference."""
 
@@ -41,9 +39,8 @@ class Reading:
     left_out: list[str] = field(default_factory=list)
     """Names of stages that these settings leave out."""
     limits: list[str] = field(default_factory=list)
-    found: list[Finding] = field(default_factory=list)
-    grading: list[Finding] = field(default_factory=list)
-    """What rewards show without a record."""
+    found: dict[Source, list[Finding]] = field(default_factory=lambda: {"environment": [], "records": []})
+    """What data, rewards, settings and the trainer show without a record, and what records do."""
     trends: Annotated[
         Trends,
         PlainSerializer(lambda t: {"plan": t.plan, "patience": t.patience, "steps": t.numbers.rows}),
@@ -73,28 +70,21 @@ class Reading:
         if previous is not None and previous.step != record.step - 1:
             previous = None
         x = stages.Examined(record, plain, tokenizer, live, previous=previous)
-        known = {f.check for f in self.found if f.cause}
         outcomes: list[stages.Outcome] = []
         for stage in STAGES if self.of_trl else stages.STAGES:
-            if stage.__name__ in self.left_out or stage in OF_LIVE_RUNS:
+            if stage.__name__ in self.left_out:
                 continue
             outcome = self._outcome(stage, x)
             outcomes.append(outcome)
             if outcome.verdict == "fail":
                 break  # later stages are given what this one made
-        new = [
-            dataclasses.replace(self._in_words(f), place=self.places.get(f.stage or "", "") if f.cause else "")
-            for f in of_outcomes(outcomes, record.step + 1)
-        ]
-        self.found += new
         self.examined += 1
-        return [f for f in new if f.cause and f.check not in known]
+        return self.add_findings(map(self._in_words, of_outcomes(outcomes, record.step + 1)), "records")
 
     def _outcome(self, stage: Any, x: stages.Examined) -> stages.Outcome:
         adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
         with x.plain.having(adapter) if x.plain and adapter else contextlib.nullcontext():
             result = stage(x)
-        assert isinstance(result, stages.Outcome)
         unexplained = result.cause == "engine-trainer-mismatch" and not result.what
         if unexplained and stage is stages.trainer_logprobs and x.live:
             rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in (x.record.rows[i] for i in x.drawn[:6])]
@@ -102,15 +92,14 @@ class Reading:
                 result.cause, result.what = "attention-or-positions-wrong", "padding that changes what a row computes"
         return result
 
-    def add_findings(self, found: list[Finding]) -> list[Finding]:
-        """Take in findings about rewards; returns failures of checks that did not fail before."""
-        place = self.places.get("grading", "")
-        found = [
-            dataclasses.replace(f, place=f.place or place) if f.cause and f.stage == "grading" else f for f in found
+    def add_findings(self, found: Iterable[Finding], source: Source = "environment") -> list[Finding]:
+        """Take in findings; returns failures of checks that did not fail before."""
+        placed = [
+            dataclasses.replace(f, place=f.place or self.places.get(f.stage or "", "")) if f.cause else f for f in found
         ]
-        known = {f.check for f in self.grading if f.cause}
-        self.grading += found
-        return [f for f in found if f.cause and f.check not in known]
+        known = {f.check for f in self.found[source] if f.cause}
+        self.found[source] += placed
+        return [f for f in placed if f.cause and f.check not in known]
 
     def add_row(self, row: Mapping[str, float]) -> list[Finding]:
         """Take in the numbers of a step; returns what they refute for the first time."""
@@ -118,16 +107,16 @@ class Reading:
 
     def broken(self, why: str) -> None:
         """A record could not be compared."""
-        self.found.append(Finding("a recorded step can be computed again", "error", why, None, "logprobs"))
+        self.found["records"].append(Finding("a recorded step can be computed again", "error", why, None, "logprobs"))
 
     def examination(self) -> Examination:
         x = Examination("the script", "the model", remedies=REMEDIES if self.of_trl else {})
-        grading, others, chance = self.grading, "rewards-of-other-rollouts", "reward-nondeterministic"
-        if any(f.cause == others for f in grading):  # which is known of rewards that are the same in the same order
-            grading = [dataclasses.replace(f, cause=others) if f.cause == chance else f for f in grading]
+        own, others, chance = merged(self.found["environment"]), "rewards-of-other-rollouts", "reward-nondeterministic"
+        if any(f.cause == others for f in own):  # which is known of rewards that are the same in the same order
+            own = [dataclasses.replace(f, cause=others) if f.cause == chance else f for f in own]
         # What a text earns among others says nothing of it, if the others decide.
-        x.add("environment", *sorted(merged(grading), key=lambda f: f.cause not in (others, chance)))
-        x.add("records", *merged(self.found))
+        x.add("environment", *sorted(own, key=lambda f: f.cause not in (others, chance)))
+        x.add("records", *merged(self.found["records"]))
         if rows := self.trends.numbers.rows:
             x.add("trends", *map(self._in_words, self.trends.findings()))
             said = self.trends.progress()
@@ -145,7 +134,7 @@ class Reading:
 
     def as_json(self) -> bytes:
         """What no record says, for `of_folder`."""
-        once = dataclasses.replace(self, found=merged(self.found), grading=merged(self.grading))
+        once = dataclasses.replace(self, found={source: merged(found) for source, found in self.found.items()})
         return KEPT.dump_json(once, indent=1)
 
 
@@ -161,7 +150,13 @@ def of_folder(folder: Path) -> Reading:
     found = [*files, *folder.glob(COURSE), *folder.glob(f"*/{COURSE}")]
     if not found:
         raise ValueError(f"{folder} has no records of training steps")
-    reading, previous = _begun(found[0].parent), None
+    try:
+        reading, previous = KEPT.validate_json((found[0].parent / COURSE).read_bytes()), None
+    except (OSError, ValueError):  # there is none, or one of an earlier version
+        reading, previous = Reading(), None
+    reading.folder = found[0].parent
+    if not reading.ended:
+        reading.limits.append(NOT_ENDED)
     if reading.ended or reading.examined:  # with the weights of the run itself, which no record has
         return reading
     for where, record in itertools.islice(read_right(folder), MOST_RECORDS):
@@ -181,15 +176,6 @@ def of_folder(folder: Path) -> Reading:
         reading.limits = [one for one in reading.limits if one != NOT_ENDED]
     reading.limits = list(dict.fromkeys(reading.limits))
     return reading
-
-
-def _begun(folder: Path) -> Reading:
-    try:
-        known = KEPT.validate_json((folder / COURSE).read_bytes())
-    except (OSError, ValueError):  # there is none, or one of an earlier version
-        return Reading(limits=[NOT_ENDED])
-    known.folder, known.limits = folder, [*known.limits, *([] if known.ended else [NOT_ENDED])]
-    return known
 
 
 def finding_text(x: Examination, finding: Finding) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from plumbob.doctor import stages
 from plumbob.doctor.environment.player import place_of
 from plumbob.doctor.record import Settings
-from plumbob.doctor.stages import Examined, Outcome
+from plumbob.doctor.stages import Stage
 
 REDUCTIONS: dict[str, Any] = {
     "grpo": "rows",
@@ -20,13 +19,8 @@ REDUCTIONS: dict[str, Any] = {
     "cispo": "step_tokens",
 }
 """`loss_type` -> how tokens are weighted; other losses are not compared."""
-Stage = Callable[[Examined], Outcome | list[Outcome]]
-
-
 STAGES: tuple[Stage, ...] = tuple(
-    stage
-    for stage in stages.STAGES
-    if stage not in (stages.weights, stages.corrections, stages.served, stages.known_change)
+    stage for stage in stages.STAGES if stage not in (stages.weights, stages.corrections, stages.served)
 )
 """Stages of a record of TRL, in the order of the data. TRL states no weight of a single token: its slope is compared."""
 ADAMW = ("adamw_torch", "adamw_torch_fused")
@@ -79,12 +73,6 @@ def settings_of(trainer: Any, step: int) -> Settings:
     )
 
 
-def narrowing(args: Any) -> dict[str, float]:
-    """The settings that leave tokens out of the sampling, by name."""
-    given = {"top_p": args.top_p or 1, "top_k": args.top_k or 0, "min_p": args.min_p or 0}
-    return {name: value for name, value in given.items() if value != (1 if name == "top_p" else 0)}
-
-
 def _adapter(model: Any) -> dict[str, Any]:
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
     if config is None:
@@ -115,18 +103,14 @@ def refusal(trainer: Any) -> str | None:
     args, kind = trainer.args, str(trainer.accelerator.distributed_type)
     generated = args.steps_per_generation * args.num_iterations
     multiple = "steps_per_generation x num_iterations is no multiple of gradient_accumulation_steps"
-    for applies, why in (
+    table = (
         (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled, f"training with {kind.rpartition('.')[2]}"),
         (args.fp16, "training with fp16, which scales gradients"),
         (trainer._is_vlm, "a model that reads images"),
-        (
-            bool(generated % args.gradient_accumulation_steps),
-            f"more than one generation in an optimizer step: {multiple}",
-        ),
-    ):
-        if applies:
-            return f"Steps are not recorded, because this is not supported yet: {why}."
-    return None
+        (generated % args.gradient_accumulation_steps, f"more than one generation in an optimizer step: {multiple}"),
+    )
+    why = next((why for applies, why in table if applies), "")
+    return f"Steps are not recorded, because this is not supported yet: {why}." if why else None
 
 
 def text_of(option: Any) -> str:

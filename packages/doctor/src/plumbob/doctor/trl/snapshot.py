@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from plumbob.doctor.measuring import numbers
 from plumbob.doctor.record import Settings
-from plumbob.doctor.reference.model import Plain, plain_name
+from plumbob.doctor.reference.model import Plain, Rows, plain_name
 from plumbob.doctor.trl.recording import trained
 from plumbob.doctor.trl.watching import unchanged_randomness
 
 ROOM = 0.5
 """Share of a GPU's memory that is left free where a copy of the weights is kept on it; else it is kept on the host."""
-Rows = Sequence[tuple[Sequence[int], Sequence[bool]]]
-"""(ids [T], which of them are scored [T]) of each row."""
 
 
 class Snapshot:

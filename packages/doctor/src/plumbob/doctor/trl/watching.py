@@ -18,8 +18,8 @@ from accelerate.utils import gather_object
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
+from plumbob.doctor.run_numbers import narrowing
 from plumbob.doctor.trl.before import order
-from plumbob.doctor.trl.settings import narrowing
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 

@@ -4,23 +4,8 @@ from __future__ import annotations
 
 import re
 
-WORDS = {
-    "the reduction rows": 'the weights of loss_type="grpo"',
-    "the reduction constant": 'the weights of loss_type="dr_grpo"',
-    "the reduction minibatch_tokens": 'the weights of loss_type="bnpo"',
-    "the reduction step_tokens": 'the weights of loss_type="dapo"',
-    "overlong mask": "mask_truncated_completions=True",
-    "overlong keep": "mask_truncated_completions=False",
-    "--kl-beta": "beta",
-    "--warmup-steps": "warmup_steps",
-    "minibatch": "optimizer step",
-    "the settings": "the GRPOConfig",
-}
-"""The doctor's words -> those of GRPOConfig."""
-
 REMEDIES = {
     "few-distinct-tasks": "Train on more different prompts.",
-    "answers-not-parsed": "Compare with the final answer alone, and read it in the form that the prompt asks for.",
     "calls-not-read": "Set processing_class.response_template to the form of the model's calls, or teach calls with SFTTrainer.",
     "held-out-in-training": "Split the data first (train_test_split), and remove rows that both parts have.",
     "evaluation-differs": "Give eval_dataset the same prompt and system message as train_dataset.",
@@ -36,7 +21,6 @@ REMEDIES = {
     "groups-without-variety": "Raise temperature, and look for a seed, do_sample=False or num_beams in generation_kwargs.",
     "truncated-rollouts": "Raise max_completion_length, ask for less, or set mask_truncated_completions=True.",
     "reward-wrong": "Print what each reward function is given for a few completions (lists, one entry each) and returns.",
-    "oracle-fails": "Score the right answer of a row by hand, as `completions` has it, until it earns the most.",
     "advantages-wrong": "Look at a subclass that computes advantages, or a data loader that parts the rows of a prompt.",
     "tiny-std-scaling": 'Set scale_rewards="none" or "batch", or make rewards differ by more than noise.',
     "loss-differs-from-settings": "Compare a subclass's (_)compute_loss with loss_type, epsilon, epsilon_high and delta.",
@@ -57,6 +41,5 @@ REMEDIES = {
 
 
 def in_words_of_trl(text: str) -> str:
-    for ours, theirs in WORDS.items():
-        text = re.sub(rf"(?<!\w){re.escape(ours)}\b", theirs, text)
-    return text
+    """Options of plumbob's `train` in a text, such as "--kl-beta 0.1", as fields of a GRPOConfig."""
+    return re.sub(r"--([a-z]+)-([a-z]+) (?=\d)", r"\1_\2=", text).replace("kl_beta", "beta")

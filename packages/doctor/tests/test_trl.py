@@ -293,8 +293,10 @@ def test_the_saved_model_is_compared_with_the_trained_one(
     assert ("saved-model-differs" in (tmp_path / "plumbob_records/report.html").read_text()) is (verdict == "fail")
 
 
-def judged(question: str, replies: tuple[str, ...], earned: tuple[float, ...], before: Before) -> list[Any]:
-    """What is found after each of eight groups of these replies to a question whose answer is 12."""
+def judged(
+    question: str, replies: tuple[str, ...], earned: tuple[float, ...], before: Before, cut: bool = False
+) -> list[Any]:
+    """What is found after each of eight groups of these replies to a question whose answer is 12. `cut`: by a limit."""
     task = Task("7 + 5", "train", {"answer": "12"}, question)
     answers = Answers(["reward"], len(replies), before)
     asked = Message("user", question)
@@ -302,7 +304,7 @@ def judged(question: str, replies: tuple[str, ...], earned: tuple[float, ...], b
         Played(task, reward, {"reward": reward}, (asked, Message("assistant", text, sampled=True)))
         for text, reward in zip(replies, map(float, earned), strict=True)
     ]
-    return [answers.add(played, k) for k in range(8)]
+    return [answers.add([(one, cut) for one in played], k) for k in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -348,6 +350,8 @@ def test_a_reward_that_pays_the_form_alone_and_one_that_does_not_read_it(
 ) -> None:
     before = Before(**{"columns": ["answer"], "namers": [True], **known})
     assert judged(question, TAGGED, earned, before)[-1].cause == cause
+    if cause == "answers-not-parsed":  # what a limit has cut off may lack the end of the form
+        assert judged(question, TAGGED, earned, before, cut=True)[-1].cause is None
 
 
 def test_what_a_reward_function_reads() -> None:
@@ -881,6 +885,15 @@ def no_header() -> dict[str, Any]:
     return {"given": {"processing_class": tokenizer}}
 
 
+def special(*markers: str) -> dict[str, Any]:
+    """A tokenizer that leaves tokens with these texts out of what it decodes."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+    tokenizer.add_special_tokens({"additional_special_tokens": [m for m in markers if m in tokenizer.get_vocab()]})
+    return {"processing_class": tokenizer}
+
+
 def never_calls() -> dict[str, Any]:
     """A model that knows no tools, with tools."""
     given = tools()
@@ -1023,6 +1036,11 @@ FAULTS = (
     Fault("truncated completions are trained", ("loss-mask-wrong",), "",
           lambda: {"kind": TrainsTruncated, "mask_truncated_completions": True, "max_completion_length": 20}),
     Fault("a template applied twice", ("prompt-incomplete",), "", rendered),
+    Fault("one list of messages for all rows", ("few-distinct-tasks",), "",
+          lambda: {"data": rows().map(lambda _: {"prompt": rows()[5]["prompt"]})}),
+    Fault("calls are never carried out", ("tools-fail",), "", lambda: {**tools(), "max_tool_calling_iterations": 0}),
+    Fault("a marker that is left out of texts", ("answers-not-parsed", "reward-wrong"), "", lambda: {
+        "reward": last_number, "temperature": 1.0, "given": special("####")}),
 )  # fmt: skip
 
 

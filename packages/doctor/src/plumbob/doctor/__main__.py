@@ -57,7 +57,7 @@ def read(words: Sequence[str], name: str) -> int:
 
     saved = given.folder.name == "traces.jsonl" or (given.folder / "traces.jsonl").is_file()
     next(iter(() if saved else read_right(given.folder)), None)  # a mistake is told before torch is imported
-    from plumbob.doctor.page import lines, render
+    from plumbob.doctor.page import lines
     from plumbob.doctor.saved import examination
     from plumbob.doctor.trl.reading import Reading, of_folder
 

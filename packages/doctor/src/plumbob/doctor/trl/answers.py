@@ -90,12 +90,15 @@ class Answers:
         self.rounds = self.groups = self.varied = 0
         self.totals = set[float]()
 
-    def add(self, played: Sequence[Played], step: int) -> Finding:
-        """Take in the completions that were generated together in step `step` (from 0), those of a prompt one after another."""
+    def add(self, played: Sequence[tuple[Played, bool]], step: int) -> Finding:
+        """Take in the completions that were generated together in step `step` (from 0), those of a prompt one after another.
+
+        Each comes with whether a limit has cut it off, which may have taken the end of its form.
+        """
         self.rounds += 1
         for start in range(0, len(played) - self.size + 1, self.size):
             group = played[start : start + self.size]
-            totals = [one.reward for one in group]
+            totals = [one.reward for one, _ in group]
             self.groups += 1
             self.totals |= set(totals)
             self.varied += len(set(totals)) > 1
@@ -105,8 +108,8 @@ class Answers:
         verdict, told, cause = self._told()
         return Finding(RIGHT, verdict, told, cause, "grading", step + 1 if cause else None)
 
-    def _group(self, column: str, group: Sequence[Played]) -> None:
-        row, prompt, tally = group[0].task.fields, group[0].prompt, self.tallies[column]
+    def _group(self, column: str, group: Sequence[tuple[Played, bool]]) -> None:
+        row, prompt, tally = group[0][0].task.fields, group[0][0].prompt, self.tallies[column]
         text = str(row.get(column, "")).strip()
         gold = (shown(text) or text).strip()
         if not gold or len(gold.split()) > 4:
@@ -116,9 +119,9 @@ class Answers:
         tally.asked += bool(places(gold, prompt))
         tally.formless += not wanted and not ASKS.search(prompt)
         others = {plain(str(value)) for name, value in row.items() if name in self.tallies and name != column}
-        for one in group:
+        for one, cut in group:
             answer, text = shown(one.last), one.last
-            right, form = said(text, gold) == plain(gold), all(mark in text for mark in wanted)
+            right, form = said(text, gold) == plain(gold), not cut and all(mark in text for mark in wanted)
             whole = answer.isdigit() and gold.isdigit() and plain(answer) not in others
             own = sum(one.components.get(name, 0.0) for name in self.namers)
             due = form and bool(wanted or answer)

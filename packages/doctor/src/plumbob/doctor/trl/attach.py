@@ -264,7 +264,7 @@ class Doctor(TrainerCallback):
             # What differs in equal completions of one prompt is no property of the completion.
             keys = [(i // self.trainer.num_generations, tuple(ids)) for i, ids in enumerate(made.ids)]
             found.append(alike(zip(keys, rewards, strict=False), before.tolerance(np.array(rewards)), step + 1))
-            found.append(self._answers.add(alone, step))
+            found.append(self._answers.add(played, step))
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
         if self.watch.rescored is not None:
             found.append(self.watch.rescored)

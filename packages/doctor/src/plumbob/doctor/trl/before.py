@@ -127,16 +127,19 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
         found.findings += _scored(trainer, matrix, score, found)
     known = EXAMINED - OF_TEXTS if pictures else EXAMINED
     if found.columns and not pictures and len(train) >= LEAST_ROWS:
-        different = len({(task.prompt, str(task.fields)) for task in train})
+        # Tools and environments may make different tasks of one prompt.
+        alone = not trainer.tools and trainer.environment_factories is None and trainer.rollout_func is None
+        different = len({(task.prompt, "" if alone else str(task.fields)) for task in train})
         few, told = COPIES * different <= len(train), f"{len(train)} rows, {different} of them different"
         found.findings.append(Finding.of("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
     found.findings += _column_ends(train, found.columns)
     if held_out:
         matrix.held_out = _matrix(given, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
     # Where the prompt sent back is paid, what is wrong may be the prompt. Where it earns more than the texts that are taken for
-    # right, something else is asked for.
+    # right, something else is asked for; where prompts hold the answer, as a word to write about, it must be paid.
     echoed = [*matrix.shares(ECHO).values()]
-    if echoed and fmean(echoed) > 1 + TOLERANCE:
+    held = sum(any(places(str(task.handle.get(c, "")), task.prompt) for c in found.columns) for task in tasks)
+    if echoed and (fmean(echoed) > 1 + TOLERANCE or 2 * held > len(tasks)):
         matrix.cells.pop(ECHO)
     found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > HALF else known)
     found.findings += _template(trainer, tasks[0])
@@ -466,11 +469,14 @@ def _settings(trainer: Any) -> list[Finding]:
     drawn = "nothing but the settings of training decides how tokens are drawn"
     by_loss = args.load_best_model_at_end and args.metric_for_best_model in (None, "loss", "eval_loss")
     best = f"metric_for_best_model={args.metric_for_best_model}: the loss of GRPO is near 0 whatever is learned"
+    limit = getattr(args, "max_tool_calling_iterations", None)
+    calls = f"{len(trainer.tools or ())} tools, max_tool_calling_iterations={limit}"
     deciding, few = "enough of the deciding tokens are trained", args.top_entropy_quantile < FEW_TOKENS
     return [
         Finding.of("little is dropped at random", "dropout-in-training", much, random, "logprobs"),
         Finding.of(drawn, "sampling-altered", given, told, "sampling"),
         Finding.of(deciding, "signal-left-out", few, share, "sampling"),
+        Finding.of("calls of tools are carried out", "tools-fail", trainer.tools and limit == 0, calls, "tools"),
         Finding.of("the model that is kept is chosen by a reward", "saved-model-differs", by_loss, best, "saved"),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def row_of(
 
 def ended(trainer: Any, made: Round) -> list[Finding]:
     """Whether completions end as sampled ones do, and those that a limit has cut off are trained as the settings say."""
-    found, cut = [], [cut_off(trainer, ids) for ids in made.ids]
+    found, cut = [_left_out(trainer, made)], [cut_off(trainer, ids) for ids in made.ids]
     if trainer.args.mask_truncated_completions:
         trained_ = [i for i, was in enumerate(cut) if was and made.output["completion_mask"][i].any()]
         told = f"of {sum(cut)} completions without an end token {len(trained_)} are trained"
@@ -108,13 +109,29 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
         most = max(map(len, made.ids), default=0)
         last = [ids[-1] for ids, was in zip(made.ids, cut, strict=True) if was and len(ids) < most]
         # A stop text would be the end of all of them.
-        lost = all(cut) and len(last) >= LEAST and len(set(last)) >= DIFFERENT_ENDS
+        ends = all(cut) and len(last) >= LEAST and len(set(last)) >= DIFFERENT_ENDS
         told = f"{len(last)} of {len(cut)} completions end before the longest, with {len(set(last))} different tokens, and "
         told += "none with an end token: it is lost between sampling and training, or they are tokenised again"
         check = "completions of rollout_func keep the token that ends them"
-        told = told if lost else f"{len(cut)} completions"
-        found.append(Finding.of(check, "row-not-what-was-sampled", lost, told, "rows"))
+        told = told if ends else f"{len(cut)} completions"
+        found.append(Finding.of(check, "row-not-what-was-sampled", ends, told, "rows"))
     return found
+
+
+def _left_out(trainer: Any, made: Round) -> Finding:
+    """Whether rewards read completions with all tokens but those of the template: special tokens are left out of texts."""
+    tokenizer = trainer._tokenizer
+    ends = (*trainer.eos_token_ids, tokenizer.pad_token_id)
+    special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    own = {i: s for i, s in special.items() if i not in ends and s not in str(tokenizer.chat_template)}
+    read = list(map(text_of, made.completions))
+    seen = Counter(
+        i for ids, text in zip(made.ids, read, strict=False) for i in set(ids) & own.keys() if own[i] not in text
+    )
+    [(token, count)] = seen.most_common(1) or [(None, 0)]
+    told = f"in {count} of {len(read)} completions {own.get(token)!r}, a special token, is sampled and not in the text"
+    often = 2 * count >= len(read) >= LEAST
+    return Finding.of("rewards read all that completions say", "answers-not-parsed", often, told, "grading")
 
 
 GIVEN = "log-probabilities that rollout_func returns are the trainer's"

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 import torch
 from plumbob.console import INTERRUPTED, UserError
-from plumbob.console.behind import Behind
 from plumbob.testing import kill_driver
 from plumbob.testing.step_gradients import make_run, relative_difference, samples
 from plumbob.trainer.algorithm.advantages import compute_advantages
@@ -30,6 +29,7 @@ from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.policy import Policy
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.run_files.behind import Behind
 from plumbob.trainer.run_files.manifest import write_manifest
 from plumbob.trainer.run_files.run_directory import MetricsLog, truncate_metrics
 from plumbob.trainer.training import checkpoint, record, step, steps

@@ -61,11 +61,14 @@ def _check_folder() -> None:
         ) from None
 
 
-def end_after(name: str, error: OSError) -> None:
-    """End the command, if nobody reads its output any more, or after an error that its user can mend: one sentence, code 2."""
+def end_after(name: str, error: OSError, *, always: bool = False) -> None:
+    """End the command, if nobody reads its output any more, or after an error that its user can mend: one sentence, code 2.
+
+    `always`: every error is one, as the command works on files that its user names.
+    """
     if output_is_lost() and isinstance(error, BrokenPipeError):  # such as `head`, which wants no more of it
         sys.exit(1)
-    if error.errno in ADVICE:
+    if always or error.errno in ADVICE:
         _end_in_time(name, 2)
         fail(name, told(error))
 

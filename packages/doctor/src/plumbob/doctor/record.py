@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from plumbob.console.behind import Behind
 from pydantic import TypeAdapter
 from pydantic_core import core_schema
 
@@ -355,7 +354,7 @@ EVERY = 25
 
 
 class RecordFolder:
-    """A sink that writes a file for each of a run's first steps and for every `EVERY`th one, while the run goes on."""
+    """A sink that writes a file for each of a run's first steps and for every `EVERY`th one."""
 
     def __init__(
         self,
@@ -364,21 +363,21 @@ class RecordFolder:
         *,
         began: int = 0,
         writes: bool = True,
-        behind: Behind | None = None,
+        start: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
         """`report`: told of a record that cannot be written, which ends no run. `began`: number of steps that the run had
-        finished when this process began. `writes`: False on all processes but one. `behind`: writes the records, by
-        default a thread of their own.
+        finished when this process began. `writes`: False on all processes but one. `start`: is given what writes a record, and
+        calls it, perhaps in a thread; by default at once.
         """
         self.folder, self.report, self.began, self.writes = folder, report, began, writes
-        self.behind = behind or Behind()
+        self.start = start
 
     def wants(self, step: int) -> bool:
         return step - self.began < FIRST or (step + 1) % EVERY == 0
 
     def keep(self, made: Callable[[], StepRecord]) -> None:
         if self.writes:
-            self.behind.start(lambda: self._write(made))
+            self.start(lambda: self._write(made))
 
     def _write(self, made: Callable[[], StepRecord]) -> None:
         what = "The record of a step"

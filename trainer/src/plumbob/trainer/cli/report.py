@@ -55,11 +55,11 @@ def report(
             raise UserError("--live serves the page and writes no file; leave --output out")
         return _serve(runs, port, limit)
 
+    if output is not None:
+        check_output("--output", output, b"<!doctype")
     from plumbob.trainer.report.write import REPORT, read, write
 
     path = output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
-    if output is not None:
-        check_output("--output", output, b"<!doctype")
     found = read(runs, limit, say=_say)
     _say(f"writing {path}")
     try:

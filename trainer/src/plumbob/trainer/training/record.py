@@ -10,13 +10,13 @@ from typing import Any
 
 import verifiers.v1 as vf
 from plumbob.console import counted
-from plumbob.console.behind import Behind
 from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
 from plumbob.trainer.reporting.progress_table import Board
 from plumbob.trainer.reporting.trackers import make_reporter
 from plumbob.trainer.rollouts.batch import Batch, RunFailed
 from plumbob.trainer.rollouts.prompt_forms import FEWEST, difference, prompt_form
+from plumbob.trainer.run_files.behind import Behind
 from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.silence import SilenceWatch
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop

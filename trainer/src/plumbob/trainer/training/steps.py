@@ -32,7 +32,7 @@ class GrpoSteps:
             recorder.note,
             began=run.state.first_step,
             writes=run.world.is_main,
-            behind=recorder.behind,
+            start=recorder.behind.start,
         )
         self.source = RolloutSource(run.sampler, run.world, runner, interruption, self.sink.wants)
 

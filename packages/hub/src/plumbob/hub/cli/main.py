@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import typer
@@ -18,7 +18,9 @@ def hub() -> None:
             show(as_json="--json" in sys.argv)
             sys.stdout.flush()
         except OSError as error:
-            _end("hub", error)
+            from plumbob.console.app import end_after
+
+            end_after("hub", error, always=True)
         return
     from plumbob.hub.cli.hub import app
 
@@ -31,19 +33,10 @@ def vf_install() -> None:
     _run("vf-install", app)
 
 
-def _run(name: str, app: typer.Typer) -> NoReturn:
-    from plumbob.console.app import run_app
+def _run(name: str, app: typer.Typer) -> None:
+    from plumbob.console.app import end_after, run_app
 
     try:
         run_app(name, app)
     except OSError as error:
-        _end(name, error)
-
-
-def _end(name: str, error: OSError) -> NoReturn:
-    """End the command after an error of the operating system: one sentence and exit code 2."""
-    from plumbob.console.app import end_after, fail
-    from plumbob.console.system import told
-
-    end_after(name, error)
-    fail(name, told(error))
+        end_after(name, error, always=True)

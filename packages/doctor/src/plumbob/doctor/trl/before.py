@@ -130,7 +130,8 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
         # Tools and environments may make different tasks of one prompt.
         alone = not trainer.tools and trainer.environment_factories is None and trainer.rollout_func is None
         different = len({(task.prompt, "" if alone else str(task.fields)) for task in train})
-        few, told = COPIES * different <= len(train), f"{len(train)} rows, {different} of them different"
+        few = COPIES * different <= len(train)
+        told = f"{len(train)} rows, {different} different {'prompts' if alone else 'rows'}"
         found.findings.append(Finding.of("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
     found.findings += _column_ends(train, found.columns)
     if held_out:
@@ -138,7 +139,8 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     # Where the prompt sent back is paid, what is wrong may be the prompt. Where it earns more than the texts that are taken for
     # right, something else is asked for; where prompts hold the answer, as a word to write about, it must be paid.
     echoed = [*matrix.shares(ECHO).values()]
-    held = sum(any(places(str(task.handle.get(c, "")), task.prompt) for c in found.columns) for task in tasks)
+    golds = [[str(task.handle.get(column, "")).strip() for column in found.columns] for task in tasks]
+    held = sum(any(g and places(g, task.prompt) for g in of) for task, of in zip(tasks, golds, strict=True))
     if echoed and (fmean(echoed) > 1 + TOLERANCE or 2 * held > len(tasks)):
         matrix.cells.pop(ECHO)
     found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > HALF else known)

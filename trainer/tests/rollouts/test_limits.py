@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -285,6 +286,8 @@ def test_rollouts_are_freed_once_the_task_that_their_environment_left_running_ha
 
     def count(*_):
         """Called when a step has been recorded and its garbage was collected."""
+        for thread in [thread for thread in threading.enumerate() if thread.name == "behind"]:
+            thread.join()  # it writes the step's traces, and holds them until then
         objects = gc.get_objects()
         alive.append([sum(isinstance(o, kind) for o in objects) for kind in (vf.Trace, Sample)])
 

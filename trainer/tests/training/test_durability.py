@@ -179,7 +179,10 @@ def test_a_full_disk_costs_what_did_not_fit_but_not_the_run(tmp_path, monkeypatc
     stderr = capfd.readouterr().err
     assert stderr.count("could not be written; a later step tries again: [Errno 28] No space left on device") == 1
     assert (
-        stderr.count("The traces of step 2 could not be written and are lost: [Errno 28] No space left on device") == 1
+        stderr.count(
+            "The traces of step 2 could not be written and are lost: OSError: [Errno 28] No space left on device"
+        )
+        == 1
     )
     assert stderr.count("The checkpoint of step 3 could not be saved: ") == 1
     assert stderr.count("The checkpoint of step 4 could not be saved: ") == 1

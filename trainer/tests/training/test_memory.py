@@ -1,6 +1,7 @@
 """A step leaves nothing behind: neither a microbatch's graph, nor what hooks, closures and records of a run hold."""
 
 import gc
+import threading
 import weakref
 
 import plumbob.trainer.policy.policy as policy_module
@@ -56,6 +57,8 @@ def test_live_tensors_stay_the_same_from_step_to_step(tmp_path, monkeypatch):
 
     def count(*_):
         """Called when a step has been recorded and its garbage was collected."""
+        for thread in [thread for thread in threading.enumerate() if thread.name == "behind"]:
+            thread.join()  # it writes the step's traces, and holds them until then
         tensors = [o for o in gc.get_objects() if isinstance(o, torch.Tensor) and not isinstance(o, FakeTensor)]
         held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         grads = [t.grad for t in tensors if t.is_leaf and t.grad is not None]

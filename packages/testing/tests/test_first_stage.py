@@ -25,7 +25,6 @@ MISSED = (
     "first rollouts to finish are kept",
     "every reply taken for a cut one",
     "None of a reward becomes NaN",
-    "arguments of the KL penalty exchanged",
     "adapter of zeros on both sides",
 )
 """Faults of which two steps of so few rollouts give no stage that differs, or only a later one."""

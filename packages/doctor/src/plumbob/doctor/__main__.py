@@ -50,14 +50,13 @@ def read(words: Sequence[str], name: str) -> int:
     )
     given = parser.parse_args(words)
     from plumbob.doctor.format import read_right
-    from plumbob.doctor.page import PAGE, render
+    from plumbob.doctor.page import PAGE, lines, render
 
     if given.html is not None:
         check_output("--html", given.html, PAGE[:9].encode())
 
     saved = given.folder.name == "traces.jsonl" or (given.folder / "traces.jsonl").is_file()
     next(iter(() if saved else read_right(given.folder)), None)  # a mistake is told before torch is imported
-    from plumbob.doctor.page import lines
     from plumbob.doctor.saved import examination
     from plumbob.doctor.trl.reading import Reading, of_folder
 

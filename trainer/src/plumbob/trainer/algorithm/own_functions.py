@@ -152,10 +152,8 @@ def _load(function: OwnFunction) -> Callable[[Any, Any], Any]:
     spec = importlib.util.spec_from_file_location(name, function.path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    given, sys.argv = (
-        sys.argv,
-        [str(function.path)],
-    )  # a file that reads a command line gets none: this one is not its own
+    given = sys.argv
+    sys.argv = [str(function.path)]  # a file that reads a command line gets none: this one is not its own
     try:
         spec.loader.exec_module(module)
     finally:

@@ -20,6 +20,7 @@ from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, argument, as_command, resolve
 from plumbob.trainer.run_files.model_path import check_model_exists
 from plumbob.trainer.run_files.run_directory import check_is_free, check_is_new
+from plumbob.trainer.run_files.trace_files import NOT_ROLLOUTS
 
 _EVALUATE = """Sample rollouts in installed environments and score them, with the rollout code and rewards of training.
 
@@ -63,7 +64,7 @@ def predict(**given: Any) -> int:
     config, directory = _configure(given)
     if file is not None:
         check_output("--output-file", Path(file), b"{")
-        if Path(file).name in ("metrics.jsonl", "warnings.jsonl"):
+        if Path(file).name in NOT_ROLLOUTS:
             raise UserError(f"--output-file {file} has the name of a file that a run writes; name another one")
     if len(config.envs) != 1 or config.rollouts_per_example != 1:
         raise UserError(

@@ -114,7 +114,7 @@ def load_engine_here(
     torch.set_num_threads(threads_for(loaded))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):
-        plan = plan_forward(loaded, max_context, min(len(tokenizer), vocabulary(loaded)))
+        plan = plan_forward(loaded, max_context, len(tokenizer))
         measured = choice.measure(engine, loaded, plan, max_context, device, 1)
     dtype = torch.bfloat16 if bf16 else torch.float32
     loaded = cast_weights(loaded.to(device), dtype)

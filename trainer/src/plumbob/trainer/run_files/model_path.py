@@ -102,11 +102,8 @@ def _cut_off(file: Path) -> str | None:
         opened.seek(8)
         try:
             header = json.loads(opened.read(length if 8 + length <= size else 0))
-            whole = (
-                8
-                + length
-                + max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
-            )
+            ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+            whole = 8 + length + max(ends, default=0)
         except (ValueError, LookupError, TypeError, AttributeError):
             return "is cut off, or no file of safetensors; download it again"
     return None if size >= whole else f"is cut off: it has {size} of {whole} bytes; download it again"

@@ -38,6 +38,9 @@ English, less if text repeats (measured: docs/results)."""
 BYTES_PER_ROLLOUT = 1_000
 """Compressed bytes of a rollout's task, scores and times."""
 
+NOT_ROLLOUTS = ("metrics.jsonl", "warnings.jsonl")
+"""Names of the files of lines of JSON that a run writes of something else."""
+
 _NAME = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
@@ -153,6 +156,5 @@ def trace_paths(where: str, env: str) -> list[Path]:
 
 
 def _rollout_files(folder: Path) -> list[Path]:
-    not_rollouts = ("metrics.jsonl", "warnings.jsonl")
     names = (*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz"))
-    return sorted(path for path in names if path.name not in not_rollouts)
+    return sorted(path for path in names if path.name not in NOT_ROLLOUTS)

@@ -128,9 +128,7 @@ def set_up(
         divided = request.divides(world)
         # A model that is divided begins on the CPU, on every process.
         plan, measured = world.from_main(
-            _measured(model, config, world, min(len(tokenizer), vocabulary(model)), back=divided)
-            if world.is_main
-            else None
+            _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
         )
         start.lap("measuring")
         policy = Policy(model, config, world.device, whole=not divided, plan=plan)
@@ -201,8 +199,7 @@ def _measured(
 ) -> tuple[ForwardPlan, choice.Measured]:
     """How trainer and engine must compute this model, measured and printed. One process does it for all.
 
-    `num_ids`: number of ids that both the tokenizer and the model know.
-    `back`: if the model is moved to the GPU for this, it is moved back.
+    `num_ids`: size of the tokenizer. `back`: if the model is moved to the GPU for this, it is moved back.
     """
     with moved(model, world.device, back=back):
         plan = plan_forward(model, config.max_context, num_ids)

@@ -37,10 +37,8 @@ class Environment:
             return self.entry_point.load() if self.entry_point.attr else load_class(self.module)
         except UserError:
             raise
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # importing a plugin may raise anything; the user needs its name and the reason
+        except (Exception, SystemExit) as error:
+            # Importing a plugin may raise anything; the user needs its name and the reason.
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(
                 f"environment {self.name!r} ({self.distribution} {self.version}) is installed but does not load: "

@@ -125,7 +125,8 @@ def workspace_members(workspace: Project) -> dict[str, Path]:
     """Return a workspace's members by distribution name, without those whose pyproject.toml cannot be read."""
     found: list[Path] = []
     for pattern in workspace.uv["workspace"].get("members", []):
-        with contextlib.suppress(ValueError, NotImplementedError):  # it is empty or absolute, which uv refuses as well
+        # An empty or absolute pattern, which uv refuses as well.
+        with contextlib.suppress(ValueError, NotImplementedError):
             found += sorted(workspace.root.glob(pattern))
     return _by_name(found)
 

@@ -111,10 +111,7 @@ class Toy:
         finally:
             self.state["open"] -= 1
 
-    def play(self, script: Script) -> Played:
-        return list(self._turns(script))[-1]
-
-    def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
+    def play(self, scripts: Sequence[Script]) -> list[Played]:
         running = {number: self._turns(script) for number, script in enumerate(scripts)}
         found: dict[int, Played] = {}
         while running:

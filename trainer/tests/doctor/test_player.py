@@ -61,7 +61,7 @@ def test_healthy_environments_give_no_alarm(player_of, env, args):
 def test_a_rollout_has_its_messages_and_reward(player_of):
     player = player_of()
     task = player.train[0]
-    played = player.play(Script(task, player.oracle(task)))
+    (played,) = player.play([Script(task, player.oracle(task))])
     assert (played.ok, played.reward, played.components) == (True, 1.0, {"correct": 1.0})
     assert [message.role for message in played.opening] == ["system", "user"]
     assert played.last == task.fields["answer"]
@@ -73,7 +73,7 @@ def test_a_rollout_has_its_messages_and_reward(player_of):
 def test_rollouts_at_the_same_time_are_those_that_are_played_alone(player_of):
     player = player_of()
     scripts = [Script(task, player.oracle(task)) for task in player.train[:6]]
-    assert [p.results for p in player.play_at_once(scripts)] == [player.play(script).results for script in scripts]
+    assert [p.results for p in player.play(scripts)] == [player.play([script])[0].results for script in scripts]
 
 
 def test_what_an_environment_raises_is_the_rollouts_error(player_of, monkeypatch):
@@ -82,7 +82,7 @@ def test_what_an_environment_raises_is_the_rollouts_error(player_of, monkeypatch
 
     monkeypatch.setattr(LookupTask, "correct", vf.reward(weight=1.0)(correct))
     player = player_of()
-    played = player.play(Script(player.train[0], (Turn(),)))
+    (played,) = player.play([Script(player.train[0], (Turn(),))])
     assert played.failure == "fails" and played.error.endswith("RuntimeError: out of memory")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -89,25 +89,18 @@ class VerifiersPlayer:
         calls = [[Call(c.name, c.arguments) for c in r.calls if isinstance(c, ParsedCall)] for r in replies]
         return tuple(Turn(reply.content, tuple(own)) for reply, own in zip(replies, calls, strict=True))
 
-    def play(self, script: Script) -> Played:
-        start = time.perf_counter()
-        (played,) = self.play_at_once([script])
-        return replace(played, seconds=time.perf_counter() - start)
+    def play(self, scripts: Sequence[Script]) -> list[Played]:
+        limits = replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds)
+        how: dict[str, Any] = {"limits": limits, "shared_toolsets": self.tasks.toolsets, "driver": self.tasks.driver}
 
-    def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
         async def all_of_them() -> list[vf.Trace]:
             slots = asyncio.Semaphore(self.config.max_concurrent)
-            return await asyncio.gather(*(self._rollout(script, slots) for script in scripts))
+            return await asyncio.gather(
+                *(run_rollout(s.task.handle, _chat(s), None, slots=slots, **how) for s in scripts)
+            )
 
         traces = self.runner.run(all_of_them())
         return [played_of(script.task, trace) for script, trace in zip(scripts, traces, strict=True)]
-
-    def _rollout(self, script: Script, slots: asyncio.Semaphore | None = None) -> Coroutine[Any, Any, vf.Trace]:
-        """The rollout of a task in which a script answers in place of a model. `slots`: as those of `run_rollout`."""
-        turns = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
-        limits = replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds)
-        how: dict[str, Any] = {"shared_toolsets": self.tasks.toolsets, "driver": self.tasks.driver, "slots": slots}
-        return run_rollout(script.task.handle, _Yielding(turns, ending="max_turns"), None, limits=limits, **how)
 
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         async def all_of_them() -> list[str | None]:
@@ -119,13 +112,9 @@ class VerifiersPlayer:
                 found.append(await tool.own_result(call.arguments) if tool is not None and known else None)
             return found
 
-        async def limited() -> list[str | None]:
-            async with asyncio.timeout(self.config.max_tool_seconds):
-                # In an asyncio task of its own, because tools find their state in a context variable.
-                return await asyncio.create_task(all_of_them())
-
+        limited = asyncio.wait_for(all_of_them(), self.config.max_tool_seconds)
         try:
-            return self.runner.run(limited())
+            return self.runner.run(limited, context=copy_context())  # in which tools find their state
         except Exception:  # what a tool raises is seen in its rollout; here it cannot be compared
             return [None] * len(calls)
 
@@ -139,6 +128,12 @@ class VerifiersPlayer:
         toolsets = [*self.tasks.toolsets, *type(first).toolsets(first.config)]
         tools = {fn.__name__: fn for toolset in toolsets for fn in adapter.tools_of(toolset)}
         return place_of(next((fn for own, fn in tools.items() if name.endswith(own)), next(iter(tools.values()), None)))
+
+
+def _chat(script: Script) -> _Yielding:
+    """What answers in place of a model."""
+    turns = [ChatReply(t.text, tuple(ParsedCall(c.name, c.arguments) for c in t.calls)) for t in script.turns]
+    return _Yielding(turns, ending="max_turns")
 
 
 def task_of(task: vf.Task, split: Literal["train", "held-out"]) -> Task:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median, stdev
 
 from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted
-from plumbob.doctor.environment.matrix import BESIDE, REVERSED, TOLERANCE, TWICE, Matrix, alike
+from plumbob.doctor.environment.matrix import BESIDE, TOLERANCE, Matrix, alike
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
-from plumbob.doctor.environment.transcripts import AS_READ, CHEAP, EMPTY, NEAR, NUMBERS, ODD, PERFECT
+from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, PERFECT
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
@@ -39,7 +39,7 @@ def ends(m: Matrix) -> Evidence | None:
         share = 0.0 if hung else FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
         least = 1 if hung else min(FEWEST, len(played))
         text = f"{{}} rollouts ({name}) end in errors, or do not end; the first: "
-        if bad and (found := refuted(bad, played, lambda p, text=text: text + p.error, least=least, share=share)):
+        if bad and (found := refuted(bad, played, text, lambda p: p.error, least=least, share=share)):
             return found
     return None
 
@@ -47,13 +47,11 @@ def ends(m: Matrix) -> Evidence | None:
 def finite(m: Matrix) -> Evidence | None:
     every = [p for cells in m.cells.values() for p in cells.values()]
     bad = [p for p in every if p.failure == "not-finite"]
-    return refuted(bad, every, lambda p: f"{{}} rollouts have no finite reward; the first: {p.error}")
+    return refuted(bad, every, "{} rollouts have no finite reward; the first: ", lambda p: p.error)
 
 
 def twice(m: Matrix) -> Evidence | None:
-    again = {kind: m.kind(f"{kind}, {TWICE}") for kind in (PERFECT, EMPTY)}
-    pairs = [(p, of[i]) for kind, of in again.items() for i, p in m.kind(f"{kind}, {REVERSED}").items() if i in of]
-    return otherwise(pairs, "{} transcripts earn something else at once again")
+    return otherwise([(b, c) for _, b, c in m.thrice], "{} transcripts earn something else at once again")
 
 
 def unlike_alone(m: Matrix) -> Evidence | None:
@@ -62,7 +60,7 @@ def unlike_alone(m: Matrix) -> Evidence | None:
         if found := otherwise(pairs, f"{{}} transcripts earn something else {how}", FEW):
             return found
     bad = [p for _, _, p in m.beside if not p.ok]
-    found = refuted(bad, m.beside, lambda p: f"{{}} rollouts fail {BESIDE}: {p.error}", least=FEW, share=FAILED)
+    found = refuted(bad, m.beside, f"{{}} rollouts fail {BESIDE}: ", lambda p: p.error, least=FEW, share=FAILED)
     return found and Evidence(found.text, cause="rollouts-fail")
 
 
@@ -88,25 +86,20 @@ def overpaid(m: Matrix) -> Evidence | None:
     less = m.paid or any(not alike(played.reward, usual) for played in m.kind("other words").values())
     silent = [i for i in gone if m.floor(i) >= usual - TOLERANCE] if less and usual > TOLERANCE else []
     text = f"where right answers earn no more than an empty reply, it earns as much as they usually do, {usual:.3g}, in {{}}"
-    return refuted(silent, gone, lambda _: text, share=0.5)
+    return refuted(silent, gone, text, share=0.5)
 
 
-def as_read(m: Matrix) -> Evidence | None:
-    """A model answers in the letters that it has read."""
-    shares = m.shares(AS_READ)
-    less = [i for i, share in shares.items() if share < HALF]
-    text = f"with {AS_READ}, {{}} right answers earn less than half"
-    return refuted(less, [*shares], lambda _: text, least=FEWEST, share=HALF)
+def written(kind: str, control: str = PERFECT) -> Callable[[Matrix], Evidence | None]:
+    """Makes the check that right answers keep half of their reward in this kind of transcript, where `control` keeps all of it."""
 
+    def check(m: Matrix) -> Evidence | None:
+        plain = m.shares(control)
+        shares = [share for i, share in m.shares(kind).items() if plain.get(i, 0.0) >= 1 - TOLERANCE]
+        less = [share for share in shares if share < HALF]
+        text = f"with {kind}, {{}} right answers earn less than half"
+        return refuted(less, shares, text, least=FEWEST, share=HALF)
 
-def read(m: Matrix) -> Evidence | None:
-    """Where plain working before an answer takes nothing from it, numbers there do not take everything."""
-    plain, changed, best = m.kind("working before the answer"), m.kind(NUMBERS), m.kind(PERFECT)
-    known = [i for i in m.paid if i in plain and i in changed and alike(plain[i].reward, best[i].reward)]
-    gone = [i for i in known if changed[i].reward <= m.floor(i) + TOLERANCE]
-    if len(known) < FEWEST:
-        return None
-    return refuted(gone, known, lambda _: f"with {NUMBERS}, {{}} right answers earn nothing", share=HALF)
+    return check
 
 
 # Wrong answers are not
@@ -151,12 +144,7 @@ def cheap(m: Matrix) -> Evidence | None:
 
 
 def near(m: Matrix) -> Evidence | None:
-    best = m.kind(PERFECT)
-    for kind in NEAR:
-        found = m.kind(kind)
-        known = [i for i in m.paid if i in found]
-        full = [i for i in known if found[i].reward >= best[i].reward - TOLERANCE]
-        if len(known) >= FEWEST and len(full) > HALF * len(known):
-            text = f"{kind} earns as much as the right answer in {{}} tasks, as {about(found[full[0]])}, where the right one is"
-            return refuted(full, known, lambda i, text=text: f"{text} {short(m.hand.golds[i])}")
-    return None
+    shares, text = m.shares(NEAR), f"{NEAR} earns as much as the right answer in {{}} tasks, as "
+    full = [(m.kind(NEAR)[i], m.hand.golds[i]) for i, share in shares.items() if share >= 1 - TOLERANCE]
+    first = "{}, where the right one is {}"
+    return refuted(full, shares, text, lambda one: first.format(about(one[0]), short(one[1])), least=FEWEST, share=HALF)

@@ -26,27 +26,28 @@ class Evidence:
 
 
 def refuted(
-    bad: Sequence[T], every: Sized, text: Callable[[T], str], *, least: int = 1, share: float = 0.0
+    bad: Sequence[T],
+    every: Sized,
+    text: str,
+    first: Callable[[T], str] = lambda _: "",
+    *,
+    least: int = 1,
+    share: float = 0.0,
 ) -> Evidence | None:
-    """Evidence, if `bad` are at least `least` and more than this share of `every`.
+    """Evidence, if `bad` are at least `least` and more than this share of `every`. `first`: ends it, from the first of them.
 
-    Example: refuted(bad, every, lambda first: f"{{}} results are empty, as in {first}") -> "3 of 48 results are empty, as in 7".
+    Example: refuted(bad, every, "{} results are empty, as in ", str) -> "3 of 48 results are empty, as in 7".
     """
     if len(bad) < least or len(bad) <= share * len(every):
         return None
-    return Evidence(text(bad[0]).replace("{}", f"{len(bad)} of {len(every)}", 1))
+    return Evidence(text.replace("{}", f"{len(bad)} of {len(every)}", 1) + first(bad[0]))
 
 
 def otherwise(pairs: Sequence[tuple[Played, Played]], text: str, least: int = 1) -> Evidence | None:
     """Evidence, if the two rollouts of at least so many pairs earned something else."""
     bad = [(a, b) for a, b in pairs if a.ok and b.ok and not alike(a.reward, b.reward)]
-    gap = max((abs(a.reward - b.reward) for a, b in bad), default=0.0)
-
-    def said(first: tuple[Played, Played]) -> str:
-        a, b = first
-        return f"{text}, by up to {gap:.3g}: {b.reward:.3g} in place of {a.reward:.3g} in task {b.task.key}"
-
-    return refuted(bad, pairs, said, least=least)
+    text += f", by up to {max((abs(a.reward - b.reward) for a, b in bad), default=0.0):.3g}: "
+    return refuted(bad, pairs, text, lambda one: f"{one[1].reward:.3g} in place of {about(one[0])}", least=least)
 
 
 def about(played: Played) -> str:

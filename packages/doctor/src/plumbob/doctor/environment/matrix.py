@@ -10,7 +10,7 @@ from functools import cached_property
 from plumbob.doctor.environment.hands import Hand, deal
 from plumbob.doctor.environment.player import Call, Played, Player, Script, Turn
 from plumbob.doctor.environment.texts import chosen, squeezed
-from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, OTHERS, PERFECT, WRONG, Known, Turns
+from plumbob.doctor.environment.transcripts import EMPTY, LATER, ODD, OTHERS, PERFECT, WRONG, Known, Turns
 
 Make = Callable[[int], Turns | None]
 MOST_TASKS = 48
@@ -42,8 +42,8 @@ class Result:
     call: Call
     shown: str
     """What the conversation shows the model."""
-    own: str | None
-    """What the tool itself returns; None if it cannot be called alone."""
+    own: str
+    """What the tool itself returns; the same as `shown` if it cannot be called alone."""
 
 
 class _Stop(Exception):
@@ -68,6 +68,8 @@ class Matrix:
     ends: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
     """Time after which no further kind is begun."""
     hanging: int = 0
+    seconds: float = 0.0
+    """That the rollouts took which were played one after another."""
 
     def play(self, kind: str, numbers: Iterable[int], make: Make) -> None:
         """Play a kind in these tasks. `make`: the turns, by number of the task; None where the kind cannot be played."""
@@ -78,8 +80,10 @@ class Matrix:
             if (turns := make(i)) is None:
                 continue
             self.scripts[kind, i] = turns
-            cells[i] = played = self.player.play(Script(self.hand.tasks[i], turns))
-            self.hanging += played.failure == "hangs"
+            began = time.monotonic()
+            (cells[i],) = self.player.play([Script(self.hand.tasks[i], turns)])
+            self.seconds += time.monotonic() - began
+            self.hanging += cells[i].failure == "hangs"
             if self.hanging >= MOST_HANGING:
                 raise _Stop(f"{self.hanging} rollouts hung")
 
@@ -116,29 +120,34 @@ class Matrix:
         }
 
     @cached_property
+    def thrice(self) -> list[tuple[Played, Played, Played]]:
+        """Rollouts of one transcript that were played in the order of the tasks, in another order, and at once again."""
+        found = []
+        for kind in (PERFECT, EMPTY):
+            reversed_, twice = (self.kind(f"{kind}, {how}") for how in (REVERSED, TWICE))
+            found += [(a, reversed_[i], twice[i]) for i, a in self.kind(kind).items() if i in reversed_.keys() & twice]
+        return found
+
+    @cached_property
     def again(self) -> dict[str, list[tuple[Played, Played]]]:
         """How rollouts were played -> pairs of one that was played in the order of the tasks and of one that was played so.
 
         Only of transcripts that were the same when they were played at once again.
         """
-        ordered = []
-        for kind in (PERFECT, EMPTY):
-            for i, b in self.kind(f"{kind}, {REVERSED}").items():
-                c, a = self.cells.get(f"{kind}, {TWICE}", {}).get(i), self.kind(kind).get(i)
-                if a is not None and c is not None and same(b, c):
-                    ordered.append((a, b))
+        ordered = [(a, b) for a, b, c in self.thrice if same(b, c)]
         return {ORDER: ordered, BESIDE: [(self.cells[kind][i], b) for kind, i, b in self.beside]}
 
     @cached_property
     def results(self) -> list[Result]:
         """The tool calls of perfect transcripts, each beside what its tool returns when it is called directly."""
-        found = []
-        for i, played in self.kind(PERFECT).items():
-            told = [m for m in played.messages if m.answers is not None and m.role == "tool"]
-            calls = [m.answers for m in told if m.answers is not None]
-            own = self.player.direct(self.hand.tasks[i], calls) if calls else []
-            found += [Result(i, call, m.text, o) for call, m, o in zip(calls, told, own, strict=True)]
-        return found
+        return [result for i in self.kind(PERFECT) for result in self.called(i)]
+
+    def called(self, i: int) -> list[Result]:
+        """Call the tools of a perfect transcript directly."""
+        messages = self.cells[PERFECT][i].messages
+        told = [(m.answers, m.text) for m in messages if m.answers is not None and m.role == "tool"]
+        own = self.player.direct(self.hand.tasks[i], [call for call, _ in told]) if told else []
+        return [Result(i, *one, one[1] if o is None else o) for one, o in zip(told, own, strict=True)]
 
 
 def play(player: Player, seed: int = 0) -> Matrix:
@@ -167,7 +176,7 @@ def _play_all(matrix: Matrix) -> None:
         for how in (REVERSED, TWICE):
             matrix.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
     known = Known(hand, matrix.cells)
-    for kind, make in {**OTHERS, **CHEAP, **NEAR}.items():
+    for kind, make in LATER.items():
         matrix.play(kind, fewer, lambda i, make=make: make(known, i))
     for kind, text in ODD.items():
         matrix.play(kind, fewer[:ODD_TASKS], lambda i, text=text: (Turn(text),))
@@ -197,11 +206,11 @@ def _play_beside(matrix: Matrix) -> None:
     kinds = (PERFECT, PERFECT, EMPTY, WRONG)
     numbers = sorted(matrix.cells[WRONG] or matrix.cells[EMPTY])[: MOST_AT_ONCE // len(kinds)]
     steady = [(k, i) for i in numbers for k in kinds if i in matrix.kind(k) and steady_alone(matrix, k, i)]
-    seconds = sum(matrix.cells[kind][i].seconds for kind, i in steady) / max(len(steady), 1)
-    count = min(matrix.player.settings.at_once, MOST_AT_ONCE, int(MOST_SECONDS / 4 / max(seconds, 1e-6)))
+    quick = int(MOST_SECONDS / 4 * matrix.rollouts / max(matrix.seconds, 1e-6))
+    count = min(matrix.player.settings.at_once, MOST_AT_ONCE, quick)
     picked = (steady * count)[:count]
     scripts = [Script(matrix.hand.tasks[i], matrix.scripts[kind, i]) for kind, i in picked]
-    played = matrix.player.play_at_once(scripts) if scripts else []
+    played = matrix.player.play(scripts) if scripts else []
     matrix.beside = [(kind, i, one) for (kind, i), one in zip(picked, played, strict=True)]
 
 

@@ -76,7 +76,6 @@ class Played:
     failure: Failure | None = None
     error: str = ""
     """What failed, in one line: the type of the error, and its message."""
-    seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -136,12 +135,10 @@ class Player(Protocol):
         """The turns of a perfect transcript of the task. None: the environment has none. A text: the error that it raised."""
         ...
 
-    def play(self, script: Script) -> Played:
-        """Play one rollout and score it. What the environment raises is in `Played.error`."""
-        ...
-
-    def play_at_once(self, scripts: Sequence[Script]) -> list[Played]:
-        """Play these at the same time, `settings.at_once` of them at most; each lets the others go on before every turn."""
+    def play(self, scripts: Sequence[Script]) -> list[Played]:
+        """Play these at the same time, `settings.at_once` of them at most, and score them. What an environment raises is in
+        `Played.error`. Each rollout lets the others go on before every turn.
+        """
         ...
 
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:

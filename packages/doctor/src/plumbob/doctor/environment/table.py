@@ -10,7 +10,7 @@ from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.environment import grading, own_data, tasks, tools
 from plumbob.doctor.environment.inequality import Evidence
 from plumbob.doctor.environment.matrix import Matrix
-from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
+from plumbob.doctor.environment.transcripts import AS_READ, EMPTY, NUMBERS, PERFECT, WORKED
 from plumbob.doctor.findings import Finding
 
 HELD_OUT = "held-out: "
@@ -69,8 +69,8 @@ TABLE: tuple[Row, ...] = (
     Row("needed", "Results hold what later calls and answers need", "tool-results-wrong", tools.needed, "tool"),
     Row("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", own_data.contradicted, "tasks", (EMPTY,)),
     # Right answers are read, however they are written, and wrong ones are not paid.
-    Row("read", "An answer is read after numbers", "answers-not-parsed", grading.read),
-    Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.as_read),
+    Row("read", "An answer is read after numbers", "answers-not-parsed", grading.written(NUMBERS, WORKED)),
+    Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.written(AS_READ)),
     Row("empty", "An empty reply earns little", "reward-exploitable", grading.empty),
     Row("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", grading.cheap),
     Row("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", grading.near),

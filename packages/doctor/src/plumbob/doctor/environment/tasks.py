@@ -9,8 +9,9 @@ import math
 import random
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
 from statistics import correlation, fmean
 
 from plumbob.doctor.environment.inequality import Evidence, refuted
@@ -43,6 +44,7 @@ HELD_UNPAID, PAID = 0.3, 0.9
 # Training tasks
 
 
+@cache
 def _content(task: Task) -> tuple[str, ...]:
     """What a task says, without case, punctuation and spacing."""
     return normalised(task.prompt), *(normalised(" ".join(strings(task.fields[name]))) for name in sorted(task.fields))
@@ -66,7 +68,7 @@ def enough(m: Matrix) -> Evidence | None:
 def distinct(m: Matrix) -> Evidence | None:
     count, different = _different(m)
     text = "{} training tasks equal another one but for case, spacing and names"
-    return refuted(range(count - different), range(count), lambda _: text, share=COPIES)
+    return refuted(range(count - different), range(count), text, share=COPIES)
 
 
 def order(m: Matrix) -> Evidence | None:
@@ -102,7 +104,7 @@ def hidden(m: Matrix) -> Evidence | None:
         others = [begins(text, golds[j]) for i, text in follows.items() for j in chosen(len(golds), 16) if j != i]
         if own and fmean(others or [1.0]) < len(own) / len(follows) / 2:
             text = f"after {place!r} stands the answer in {{}} first prompts"
-            if found := refuted(own, follows, lambda _, text=text: text, least=least, share=GIVEN - 1e-9):
+            if found := refuted(own, follows, text, least=least, share=GIVEN - 1e-9):
                 return found
     return None
 
@@ -111,11 +113,9 @@ def hidden(m: Matrix) -> Evidence | None:
 
 
 def apart(m: Matrix) -> Evidence | None:
-    held = m.player.held_out
-    wanted = {normalised(task.prompt) for task in held}
-    trained = {_content(task) for task in m.player.train if normalised(task.prompt) in wanted}
-    both = [task for task in held if _content(task) in trained]
-    return refuted(both, held, lambda task: f"{{}} held-out tasks are among the training tasks, such as {task.key}")
+    held, trained = m.player.held_out, set(map(_content, m.player.train))
+    both = [task.key for task in held if _content(task) in trained]
+    return refuted(both, held, "{} held-out tasks are among the training tasks, such as ", str)
 
 
 def near_copies(m: Matrix) -> Evidence | None:
@@ -126,34 +126,30 @@ def near_copies(m: Matrix) -> Evidence | None:
     if len(train) < NEAREST:
         return None
     counts = Counter(word for own in every for word in own)
-    weight: Mapping[str, float] = defaultdict(
-        lambda: math.log(len(every)), {word: math.log(len(every) / count) for word, count in counts.items()}
-    )
-    most = max(_nearest(every[k], every, weight, k)[0] for k in draw.sample(range(len(every)), NEAREST))
-    found = [(*_nearest(_words(task), every, weight), task.key) for task in m.player.held_out]
-    near = [one for one in found if one[0] > max(most, 0.5)]
-    share, at, key = max(near, default=(0.0, 0, ""))
-    text = (
-        f"{{}} held-out tasks are nearer to a training task than any of {NEAREST} training tasks is to another one, such as {key} "
-        f"to {train[at].key}: they have {share:.0%} of their rare words in common, those at most {most:.0%}"
-    )
-    return refuted(near, found, lambda _: text, least=NEAR_COPIES, share=0.125)
+    rare = math.log(len(every))
+    weights = {word: rare - math.log(count) for word, count in counts.items()}
+
+    def weight(words: Iterable[str]) -> float:
+        return sum(weights.get(word, rare) for word in words)
+
+    sizes = [weight(own) for own in every]
+
+    def nearest(own: frozenset[str], but: int = -1) -> tuple[float, str]:
+        """(weighted share of words in common with the nearest training task, its key)"""
+        size, common = weight(own), [weight(own & other) if k != but else 0.0 for k, other in enumerate(every)]
+        shares = [both / (size + other - both or 1.0) for both, other in zip(common, sizes, strict=True)]
+        return max(zip(shares, (task.key for task in train), strict=True))
+
+    most = max(nearest(every[k], k)[0] for k in draw.sample(range(len(every)), NEAREST))
+    found = [(*nearest(_words(task)), task.key) for task in m.player.held_out]
+    near = sorted((one for one in found if one[0] > max(most, 0.5)), reverse=True)
+    text = f"{{}} held-out tasks are nearer to a training task than any of {NEAREST} training tasks is to another one, such as "
+    told = f"{{2}} to {{1}}: they have {{0:.0%}} of their rare words in common, those at most {most:.0%}"
+    return refuted(near, found, text, lambda one: told.format(*one), least=NEAR_COPIES, share=0.125)
 
 
 def _words(task: Task) -> frozenset[str]:
-    return frozenset(normalised(" ".join([task.prompt, *strings(dict(task.fields))])).split())
-
-
-def _nearest(
-    own: frozenset[str], among: Sequence[frozenset[str]], weight: Mapping[str, float], but: int = -1
-) -> tuple[float, int]:
-    """(weighted share of words in common with the nearest of `among`, its number)."""
-    best, size = (0.0, 0), sum(weight[word] for word in own)
-    for k, other in enumerate(among):
-        common = sum(weight[word] for word in own & other) if k != but else 0.0
-        if common > best[0] * size:  # the union weighs at least as much
-            best = max(best, (common / (size + sum(weight[word] for word in other - own)), k))
-    return best
+    return frozenset(word for text in _content(task) for word in text.split())
 
 
 def _prompts(m: Matrix | None) -> list[str]:
@@ -190,7 +186,7 @@ def same_range(m: Matrix) -> Evidence | None:
         unpaid, missed = [p for p, gone in held if gone], sum(gone for _, gone in train)
         if missed <= (1 - PAID) * len(train) and len(train) >= COMPARED:
             text = f"{kind} earns nothing in {{}} held-out tasks, and in {missed} of {len(train)} training tasks"
-            if found := refuted(unpaid, held, lambda _, text=text: text, least=COMPARED, share=HELD_UNPAID):
+            if found := refuted(unpaid, held, text, least=COMPARED, share=HELD_UNPAID):
                 return found
     return None
 

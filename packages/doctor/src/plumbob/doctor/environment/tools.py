@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import replace
 
 from plumbob.doctor.environment.inequality import Evidence, refuted
 from plumbob.doctor.environment.matrix import Matrix, Result
@@ -27,34 +27,26 @@ _MARK = re.compile(r"(?:\W|truncated|omitted|cut|more|characters|chars|tokens|by
 
 def unlike_alone(m: Matrix) -> Evidence | None:
     """Results that are errors, or have other words, than when they were played in the order of the tasks."""
+
+    def first(one: tuple[Played, str, str]) -> str:
+        return f"{short(one[2])} in place of {short(one[1])} in task {one[0].task.key}"
+
     for how, pairs in m.again.items():
-        every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False)]
-        fine = [one for one in every if not says_failed(one[1])]
-        fails = [one for one in fine if says_failed(one[2])]
-        read = [one for one in fine if not says_failed(one[2])]
-        other = [one for one in read if sorted(squeezed(one[1]).split()) != sorted(squeezed(one[2]).split())]
+        every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False) if not says_failed(x)]
+        fails = [one for one in every if says_failed(one[2])]
+        other = [one for one in every if one not in fails and sorted(one[1].split()) != sorted(one[2].split())]
         for bad, share, cause in ((fails, OTHER, "tools-fail"), (other, 0.0, "tool-results-wrong")):
-
-            def said(first: tuple[Played, str, str], how: str = how) -> str:
-                played, x, y = first
-                told = f"{{}} tool results are others {how}: {short(y)} in place of {short(x)}"
-                return f"{told} in task {played.task.key}"
-
-            if found := refuted(bad, every, said, least=FEW, share=share):
-                return Evidence(found.text, cause=cause)
+            if found := refuted(bad, every, f"{{}} tool results are others {how}: ", first, least=FEW, share=share):
+                return replace(found, cause=cause)
     return None
 
 
 # What is shown, beside what the tools return
 
 
-def _compared(m: Matrix) -> list[Result]:
-    return [r for r in m.results if r.own is not None]
-
-
 def _is_part(r: Result) -> bool:
     """Whether what is shown is the tool's result with something left out: an end, the middle, or whole lines."""
-    shown, own = r.shown, r.own or ""
+    shown, own = r.shown, r.own
     if len(shown) >= len(own) or squeezed(shown) == squeezed(own):
         return False
     start = next((i for i, (a, b) in enumerate(zip(shown, own, strict=False)) if a != b), len(shown))
@@ -62,41 +54,33 @@ def _is_part(r: Result) -> bool:
     return (bool(_MARK.fullmatch(left)) and (start > 0 or not shown)) or all(word in rest for word in words(shown))
 
 
-def _other(m: Matrix) -> list[Result]:
-    """Results that neither hold what the tool returns nor are a part of it. A call that fails directly, too, is its own."""
-    return [r for r in _compared(m) if squeezed(r.own or "") not in squeezed(r.shown) and not _is_part(r)]
-
-
 def own_result(m: Matrix) -> Evidence | None:
     """Results that tools do not return; None if there are few, or tools are random."""
-    compared = _compared(m)
-    failed = [r for r in _other(m) if says_failed(r.shown) and not says_failed(r.own or "")]
+    parts = [r for r in m.results if _is_part(r)]
+    # A call that fails directly, too, is its own result.
+    other = [r for r in m.results if squeezed(r.own) not in squeezed(r.shown) and r not in parts]
+    failed = [r for r in other if says_failed(r.shown) and not says_failed(r.own)]
     kinds = {
         "errors, and not": (failed, OTHER),
-        "others than": ([r for r in _other(m) if r not in failed], OTHER),
-        "only parts of": ([r for r in compared if _is_part(r)], 0.0),
+        "others than": ([r for r in other if r not in failed], OTHER),
+        "only parts of": (parts, 0.0),
     }
     for what, (bad, share) in kinds.items():
-        if len(bad) < min(FEW, len(compared)) or len(bad) <= share * len(compared):
+        first = max(bad, key=lambda r: len(r.own) - len(r.shown), default=None)
+        if first is None or len(bad) < min(FEW, len(m.results)) or len(bad) <= share * len(m.results):
             continue
-        first = max(bad, key=lambda r: len(r.own or "") - len(r.shown))
         text = (
-            f"{len(bad)} of {len(compared)} tool results are {what} what the tool returns for the same arguments, such as "
-            f"{short(first.shown)} in place of {short(first.own or '')} in task {m.hand.tasks[first.task].key}"
+            f"{len(bad)} of {len(m.results)} tool results are {what} what the tool returns for the same arguments, such as "
+            f"{short(first.shown)} in place of {short(first.own)} in task {m.hand.tasks[first.task].key}"
         )
         if bad is failed:
             return Evidence(text, first.call.name, "tools-fail")
-        lost = sum(not Counter(words(r.own or "")) <= Counter(words(r.shown)) for r in bad)
-        if 2 * lost > len(bad) and _steady(m, bad):
+        lost = sum(not Counter(words(r.own)) <= Counter(words(r.shown)) for r in bad)
+        tasks = {r.task for r in bad[:JUDGED]} if 2 * lost > len(bad) else ()
+        # Tools that return something else when they are called once more are random.
+        if tasks and all(m.called(i) == [r for r in m.results if r.task == i] for i in tasks):
             return Evidence(text, first.call.name)
     return None
-
-
-def _steady(m: Matrix, other: Sequence[Result]) -> bool:
-    """Whether the tools return the same when they are called once more: they are not random."""
-    by_task = {r.task: [one for one in _compared(m) if one.task == r.task] for r in other[:JUDGED]}
-    again = {i: m.player.direct(m.hand.tasks[i], [r.call for r in of]) for i, of in by_task.items()}
-    return all(again[i] == [r.own for r in of] for i, of in by_task.items())
 
 
 # What results hold
@@ -104,7 +88,7 @@ def _steady(m: Matrix, other: Sequence[Result]) -> bool:
 
 def fail(m: Matrix) -> Evidence | None:
     down = [r for r in m.results if says_failed(r.shown)]
-    return refuted(down, m.results, lambda r: f"{{}} results are errors, such as {short(r.shown)}", share=OTHER)
+    return refuted(down, m.results, "{} results are errors, such as ", lambda r: short(r.shown), share=OTHER)
 
 
 def _needs(m: Matrix) -> list[bool]:

@@ -15,7 +15,8 @@ Turns = tuple[Turn, ...]
 PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
 WRONG = "another task's answer"
 AS_READ = "the answer as tool results write it"
-NUMBERS = "numbers before the answer"
+WORKED, NUMBERS = "working before the answer", "numbers before the answer"
+NEAR = "a number that is 6% too large"
 SEVERAL = "several answers joined by or"
 OTHER_WORDS = "I do not know."
 """A reply that answers no task, and is not empty."""
@@ -141,8 +142,6 @@ def _near(change: Callable[[str], str | None]) -> Callable[[Known, int], Turns |
     return lambda known, i: known.with_answer(i, change)
 
 
-NEAR: dict[str, Callable[[Known, int], Turns | None]] = {"a number that is 6% too large": _near(_off)}
-"""Wrong answers that are near to the right one."""
 CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
     ECHO: lambda known, i: (Turn(known.prompt(i)),),
     "working without an answer": lambda known, i: (Turn(WORKING * 12),),
@@ -158,9 +157,12 @@ OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "the answer alone": _alone,
     AS_READ: _as_read,
     "the answer with a full stop": _near(lambda gold: f"{gold}."),
-    "working before the answer": _before(WORKING),
+    WORKED: _before(WORKING),
     NUMBERS: _before(NUMBERED),
 }
+"""Right answers that are written otherwise, and words that are none."""
+LATER = {**OTHERS, **CHEAP, NEAR: _near(_off)}
+"""What is played after perfect transcripts and empty replies."""
 ODD: dict[str, str] = {
     "10,000 characters": "It follows that the number is not yet known. " * 223,
     "deep nesting": "(" * 3000 + "[" * 2000 + "{" * 2000,

@@ -15,7 +15,6 @@ from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.environment.matrix import play
 from plumbob.doctor.environment.player import Call, Message, Played, RunSettings, Script, Task, Turn
 from plumbob.doctor.environment.table import TABLE, judge
-from plumbob.doctor.environment.tasks import rank_correlation
 from plumbob.doctor.environment.transcripts import OTHER_WORDS
 from plumbob.doctor.findings import Finding, Verdict
 
@@ -365,9 +364,3 @@ def test_what_hangs_is_not_played_again_and_again():
     found = {IDS[finding.check]: finding for finding in judge(matrix)}
     assert [name for name, finding in found.items() if finding.verdict == "fail"] == ["ends"]
     assert found["cheap"].evidence == "2 rollouts hung"
-
-
-def test_rank_correlation():
-    assert rank_correlation([1, 2, 3, 4]) == pytest.approx(1.0)
-    assert rank_correlation([4, 3, 2, 1]) == pytest.approx(-1.0)
-    assert rank_correlation([2, 2, 2]) == 0.0

@@ -39,13 +39,6 @@ def test_advantages() -> None:
     assert advantages.expected(cut, Settings(overlong="penalise", overlong_penalty=1.0)) == pytest.approx([0.5, -0.5])
 
 
-def test_components_are_normalised_before_they_are_weighed() -> None:
-    rows = rows_with([1.1, 0.1], "aa")
-    rows[0].rewards, rows[1].rewards = {"right": 1.0, "form": 0.1}, {"right": 0.0, "form": 0.1}
-    settings = Settings(components="normalize_then_sum", scale="group", scale_epsilon=0.0)
-    assert advantages.expected(rows, settings) == pytest.approx([0.5**0.5, -(0.5**0.5)])
-
-
 @pytest.mark.parametrize("bound", ["clip", "cap"])
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

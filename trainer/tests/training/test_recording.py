@@ -134,12 +134,12 @@ def test_all_stages_agree_with_a_healthy_run(tmp_path, settings):
         kept = record_steps(subject, 2)
         before = {name: t.clone() for name, t in kept.live.tensors().items()}
         plain, tokenizer = load(kept.records[0].settings), load_tokenizer(kept.records[0].settings)
-        found = stages.examine(stages.Examined(kept.records[0], plain, tokenizer, subject, rows=8), every=True)
+        found = stages.examine(stages.Examined(kept.records[0], plain, tokenizer, subject, rows=8))
         # Whether tasks come twice takes a second record, of the step before.
         assert [str(o) for o in found if o.verdict != "pass" and o.stage != "tasks"] == []
         with plain.having(kept.weights[1]):
             later = stages.Examined(kept.records[1], plain, tokenizer, rows=8, previous=kept.records[0])
-            found = stages.examine(later, every=True)
+            found = stages.examine(later)
         assert [str(o) for o in found if o.verdict == "fail"] == []
         assert all(torch.equal(t, before[name]) for name, t in kept.live.tensors().items())
 

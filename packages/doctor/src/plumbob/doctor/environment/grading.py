@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, median, stdev
 
-from plumbob.doctor.environment.inequality import Evidence, about, otherwise, refuted
-from plumbob.doctor.environment.matrix import BESIDE, TOLERANCE, Matrix, alike
+from plumbob.doctor.environment.matrix import BESIDE, TOLERANCE, Evidence, Matrix, about, alike, otherwise, refuted
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
 from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, PERFECT

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plumbob.doctor.causes import CAUSES
-from plumbob.doctor.environment import grading, own_data, tasks, tools
-from plumbob.doctor.environment.inequality import Evidence
-from plumbob.doctor.environment.matrix import Matrix
+from plumbob.doctor.environment import grading, tasks, tools
+from plumbob.doctor.environment.matrix import Evidence, Matrix
 from plumbob.doctor.environment.transcripts import AS_READ, EMPTY, NUMBERS, PERFECT, WORKED
 from plumbob.doctor.findings import Finding
 
@@ -67,7 +66,7 @@ TABLE: tuple[Row, ...] = (
     Row("own-result", "What is shown is what the tool returns, all of it", "tool-results-wrong", tools.own_result, "tool"),
     Row("no-errors", "The calls of perfect transcripts do not end in errors", "tools-fail", tools.fail, "tool"),
     Row("needed", "Results hold what later calls and answers need", "tool-results-wrong", tools.needed, "tool"),
-    Row("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", own_data.contradicted, "tasks", (EMPTY,)),
+    Row("own-data", "Answers agree with what their tasks' own data say", "oracle-fails", tasks.contradicted, "tasks", (EMPTY,)),
     # Right answers are read, however they are written, and wrong ones are not paid.
     Row("read", "An answer is read after numbers", "answers-not-parsed", grading.written(NUMBERS, WORKED)),
     Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.written(AS_READ)),

@@ -1,6 +1,6 @@
 """What must hold of the tasks themselves, and of held-out tasks beside training tasks.
 
-Near copies and order are two of the three ideas that no matrix of rewards sees; the third is in own_data.py.
+Near copies, order, and answers that a task's own data contradict are the three ideas that no matrix of rewards sees.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 import random
 import re
-from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from statistics import correlation, fmean
+from typing import NamedTuple
 
-from plumbob.doctor.environment.inequality import Evidence, refuted
-from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
+from plumbob.doctor.environment.matrix import TOLERANCE, Evidence, Matrix, refuted
 from plumbob.doctor.environment.player import Played, Task
-from plumbob.doctor.environment.texts import begins, chosen, followed, normalised, squeezed, strings
+from plumbob.doctor.environment.texts import begins, chosen, followed, normalised, places, short, squeezed, strings
 from plumbob.doctor.environment.transcripts import EMPTY, OTHERS, PERFECT
 
 FEW, OFTEN = 32, 3
@@ -31,7 +30,7 @@ NEAR_COPIES = 4
 """Fewest held-out tasks that must be nearer to a training task than any of `NEAREST` training tasks is to another one: by
 chance each of 24 is so once in 65 times, and 4 are in less than one of 2,000 examinations."""
 SORTED = 5.0
-"""Rank correlation of a task's place and its length, in standard deviations of an order by chance, from which on tasks are
+"""Correlation of a task's place and its length, in standard deviations of an order by chance, from which on tasks are
 sorted: by chance in one of two million orders."""
 COMPARED = 4
 """Fewest training prompts, and held-out ones, that are compared."""
@@ -40,6 +39,13 @@ GIVEN, GIVEN_TASKS, GIVEN_SHARE = 0.9, 6, 0.15
 of all prompts in which that must be so. Where a prompt lists options, one follows in half of the prompts at most."""
 HELD_UNPAID, PAID = 0.3, 0.9
 """Largest share of held-out tasks whose right answer may earn nothing, where so many of the training tasks' are paid."""
+LEAST = 12
+"""Fewest tasks whose answer must follow a place."""
+CONTRADICTED, CONTRADICTED_SHARE = 3, 0.05
+"""Fewest tasks whose answer must be contradicted, and largest share that may be."""
+READ = "the tool results of perfect transcripts"
+OF_OTHERS = 0.9
+"""Smallest share of texts in which another task's answer stands at a place, if tasks have the answers of others."""
 
 # Training tasks
 
@@ -74,22 +80,15 @@ def distinct(m: Matrix) -> Evidence | None:
 def order(m: Matrix) -> Evidence | None:
     """Length is the number of turns of the perfect transcript."""
     turns = [len(own) for own in m.hand.turns if own]
-    if not m.player.settings.as_given or len(turns) < FEW:
+    if not m.player.settings.as_given or len(turns) < FEW or len(set(turns)) == 1:
         return None
-    found, part = rank_correlation(turns), max(len(turns) // 6, 1)
+    found, part = correlation(turns, range(len(turns))), max(len(turns) // 6, 1)
     if abs(found) * math.sqrt(len(turns) - 1) <= SORTED:
         return None
     return Evidence(
         f"tasks are taken as given; perfect transcripts have {fmean(turns[:part]):.3g} turns at the start and "
-        f"{fmean(turns[-part:]):.3g} at the end; rank correlation with the task's place {found:+.2f}"
+        f"{fmean(turns[-part:]):.3g} at the end; correlation with the task's place {found:+.2f}"
     )
-
-
-def rank_correlation(values: Sequence[float]) -> float:
-    """Spearman's correlation of values and their places; equal values have the mean of their ranks. 0 if all are equal."""
-    order = sorted(values)
-    ranks = [(bisect_left(order, v) + bisect_right(order, v) - 1) / 2 for v in values]
-    return correlation(ranks, list(range(len(values)))) if len(set(values)) > 1 else 0.0
 
 
 def hidden(m: Matrix) -> Evidence | None:
@@ -107,6 +106,83 @@ def hidden(m: Matrix) -> Evidence | None:
             if found := refuted(own, follows, text, least=least, share=GIVEN - 1e-9):
                 return found
     return None
+
+
+# Answers that a task's own data contradict: in most tasks they stand at one place of what is read, in some something else does
+
+
+class _Told(NamedTuple):
+    """A task, its right answer, and a text that should hold it."""
+
+    task: Task
+    gold: str
+    text: str
+
+
+def _texts(m: Matrix) -> Mapping[str, list[_Told]]:
+    """What a text is -> the tasks with their answers and that text."""
+    found = defaultdict[str, list[_Told]](list)
+    gold_field = m.hand.gold_field.name if m.hand.gold_field else ""
+    for i, p in (m.kind(PERFECT) or m.kind(EMPTY)).items():
+        gold, task = m.hand.golds[i], m.hand.tasks[i]
+        texts = {f"the field {name!r}": value for name, value in task.fields.items() if name != gold_field}
+        for name, text in {READ: "\n".join(p.results), **texts}.items() if gold else ():
+            if isinstance(text, str) and text:
+                found[name].append(_Told(task, gold, text))
+    return found
+
+
+def contradicted(m: Matrix) -> Evidence | None:
+    for name, told in _texts(m).items():
+        # Other fields may name answers that are none; what perfect transcripts read is what answers are taken from.
+        if found := _something_else(told) or (_of_others(told, m.hand.vocabulary) if name == READ else ""):
+            return Evidence(f"in {name} {found}")
+    return None
+
+
+def _something_else(told: Sequence[_Told]) -> str:
+    """Evidence that something else stands where most tasks have their answer, while their own stands nowhere; "" if not.
+
+    The place is that which most answers follow, of those which they follow in most of the texts that have it.
+    """
+    for place, follows in followed([(one.text, [one.gold]) for one in told], LEAST):
+        own = sum(begins(text, told[k].gold) for k, text in follows.items())
+        other = [k for k, t in follows.items() if re.match(r"\s*\w", t) and not places(told[k].gold, told[k].text)]
+        if 2 * own <= len(told) or own + len(other) < len(follows):
+            continue
+        if len(other) < CONTRADICTED or len(other) <= CONTRADICTED_SHARE * len(follows):
+            return ""
+        first, instead = told[other[0]], follows[other[0]].split("\n")[0][:40]
+        return (
+            f"the answer stands after {place!r} in {own} tasks; in {len(other)} something else does and it stands nowhere, such as "
+            f"{short(instead)} in task {first.task.key}, whose answer is {short(first.gold)}"
+        )
+    return ""
+
+
+def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
+    """Evidence that tasks have the answers of other tasks; "" if there is none.
+
+    After some place stands an answer of another task in nearly all texts, while the task's own stands nowhere. It may be that
+    the answer has to be worked out of it, as its opposite, for example. But then it is the same where the same is read.
+    """
+    low, least = [one.text.casefold() for one in told], int(max(LEAST, OF_OTHERS * len(told)))
+    named = [[g for g in golds if g != one.gold and g.casefold() in text] for one, text in zip(told, low, strict=True)]
+    for place, follows in followed([(one.text, own) for one, own in zip(told, named, strict=True)], least):
+        read, count = defaultdict[str, set[str]](set), 0
+        for k, text in follows.items():
+            said = next((gold for gold in golds if text and text[0] == gold[0] and begins(text, gold)), None)
+            if said is not None and not places(told[k].gold, told[k].text):
+                read[said].add(told[k].gold)
+                count += 1
+        different = [said for said, answers in read.items() if len(answers) > 1]
+        if count >= least and len(different) >= CONTRADICTED:
+            example = ", ".join(sorted(read[different[0]])[:3])
+            return (
+                f"answers of other tasks stand after {place!r}, the task's own nowhere; {len(different)} of them belong to tasks "
+                f"with different answers, as {different[0]!r} to {example}"
+            )
+    return ""
 
 
 # Held-out tasks

@@ -6,8 +6,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-from plumbob.doctor.environment.inequality import Evidence, refuted
-from plumbob.doctor.environment.matrix import Matrix, Result
+from plumbob.doctor.environment.matrix import Evidence, Matrix, Result, refuted
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed, strings, words
 from plumbob.doctor.environment.transcripts import PERFECT

@@ -1,5 +1,5 @@
 """Advantages from rewards, in float64, by the definitions of GRPO (arXiv:2402.03300, sec. 4.1.2), Dr. GRPO
-(arXiv:2503.20783), RLOO (arXiv:2402.14740) and GDPO (arXiv:2601.05242).
+(arXiv:2503.20783) and RLOO (arXiv:2402.14740).
 """
 
 from __future__ import annotations
@@ -12,21 +12,8 @@ from plumbob.doctor.record import Row, Settings
 
 
 def expected(rows: Sequence[Row], settings: Settings) -> np.ndarray:
-    """[B] the advantage of each row. NaN for a row whose reward is not finite."""
-    shaped = np.array([shaped_reward(row, settings) for row in rows])
-    groups = [row.group for row in rows]
-    if settings.components == "sum_then_normalize" or settings.scale == "none":
-        return centred(shaped, groups, settings)
-    names = list(dict.fromkeys(name for row in rows for name in row.rewards))
-    rest, total = shaped.copy(), np.zeros(len(rows))
-    for name in names:
-        part, weight = _component(rows, name, settings)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            score = np.where(weight == 0, 0.0, part / weight)
-        total += weight * centred(score, groups, settings)
-        rest -= part
-    rest[np.abs(rest) < 1e-9] = 0.0  # what rounding leaves of a sum of components
-    return total + centred(rest, groups, settings, scale="none")
+    """[B] the advantage of each row, of the sum of its rewards' components. NaN for a row whose reward is not finite."""
+    return centred(np.array([shaped_reward(row, settings) for row in rows]), [row.group for row in rows], settings)
 
 
 def shaped_reward(row: Row, settings: Settings) -> float:
@@ -43,10 +30,9 @@ def shaped_reward(row: Row, settings: Settings) -> float:
     return reward
 
 
-def centred(rewards: np.ndarray, groups: Sequence[str], settings: Settings, scale: str | None = None) -> np.ndarray:
-    """Rewards less their group's baseline, divided as `scale` says."""
-    scale = scale or settings.scale
-    values = np.where(np.isfinite(rewards), 0.0, math.nan)
+def centred(rewards: np.ndarray, groups: Sequence[str], settings: Settings) -> np.ndarray:
+    """Rewards less their group's baseline, divided as the settings say."""
+    values, scale = np.where(np.isfinite(rewards), 0.0, math.nan), settings.scale
     for group in dict.fromkeys(groups):
         at = np.array([i for i, g in enumerate(groups) if g == group and math.isfinite(rewards[i])], int)
         own = rewards[at]
@@ -62,11 +48,3 @@ def centred(rewards: np.ndarray, groups: Sequence[str], settings: Settings, scal
     if scale.startswith("batch") and len(known) > 1 and known.any():
         values = values / (known.std(ddof=1) + settings.scale_epsilon)
     return values
-
-
-def _component(rows: Sequence[Row], name: str, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """(value with its weight, weight) of one component of the reward, [B] each."""
-    before = np.array([row.reward_weights.get(name, 1.0) for row in rows])
-    weight = np.full(len(rows), settings.reward_weights[name]) if name in settings.reward_weights else before
-    value = np.array([row.rewards.get(name, 0.0) for row in rows])
-    return np.where(before == 0, value, value * weight / np.where(before == 0, 1.0, before)), weight

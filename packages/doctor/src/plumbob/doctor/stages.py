@@ -20,14 +20,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from plumbob.doctor.explain import conditions
-from plumbob.doctor.explain import logprobs as explain_logprobs
-from plumbob.doctor.explain.logprobs import Scored
+from plumbob.doctor.explain.conditions import Scored
 from plumbob.doctor.explain.loop import Conditions, explain, number_apart, slices
 from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
 from plumbob.doctor.reference import advantages, loss, optimizer, sampling
 from plumbob.doctor.reference import rows as reference
-from plumbob.doctor.reference.live import Live
-from plumbob.doctor.reference.model import Plain, load, plain_name
+from plumbob.doctor.reference.model import Live, Plain, load, plain_name
 
 Limit = dict[str, float]
 """Precision -> the largest difference of a healthy run."""
@@ -292,7 +290,7 @@ def _logprobs(
     few = sorted(apart, key=lambda k: (len(x.before.get(pairs[k][0].row, ())), len(pairs[k][0].ids)))[:6]
     seen, right = [pairs[k][1] for k in few], [expected[k] for k in few]
     others = [[t for i in x.before.get(pairs[k][0].row, ()) for t in x.record.rows[i].token_ids.tolist()] for k in few]
-    case = explain_logprobs.conditions(x.plain, [pairs[k][0] for k in few], others, seen, right)
+    case = conditions.of_logprobs(x.plain, [pairs[k][0] for k in few], others, seen, right)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
     out.explained(case, np.concatenate(seen), np.concatenate(right), general, out.limit)

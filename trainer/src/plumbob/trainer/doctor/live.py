@@ -36,7 +36,7 @@ MICROBATCH = 4096
 
 @dataclass
 class LiveRun:
-    """`plumbob.doctor.reference.live.Live` for a run of this trainer. `close` must be called at the end."""
+    """`plumbob.doctor.reference.model.Live` for a run of this trainer. `close` must be called at the end."""
 
     run: Run
     runner: asyncio.Runner

@@ -1,4 +1,4 @@
-"""The plain model: transformers' own forward pass, without packing, attention mask, cache or autocast.
+"""The plain model: transformers' own forward pass, without packing, attention mask, cache or autocast, and the run beside it.
 
 An adapter is computed by this file, from its definition (arXiv:2106.09685, eq. 3): W x + (alpha / rank) B A x.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -172,3 +173,35 @@ def _adapter(a: torch.Tensor, b: torch.Tensor, factor: float) -> Any:
         return output + factor * ((inputs[0] @ a.T) @ b.T)
 
     return add
+
+
+class Live(Protocol):
+    """A run between two training steps: what a trainer must offer, so that stages can be examined that no record shows."""
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Name -> trained tensor. What is written into it takes effect with `changed`."""
+        ...
+
+    def changed(self) -> None:
+        """Weights were written to."""
+        ...
+
+    def undone(self) -> AbstractContextManager[object]:
+        """A context at whose end weights and the optimizer's state are as before."""
+        ...
+
+    def sync(self) -> None:
+        """Send the weights to the engine as after a training step. A refusal for differing numbers is no error here."""
+        ...
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
+        """(ids, log-probabilities) of one completion of each prompt by the engine, at the run's temperature."""
+        ...
+
+    def score(self, rows: Rows) -> list[np.ndarray]:
+        """The trainer's log-probabilities, [n] each, of rows (ids [T], which of them are scored [T]), computed as in training."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the model that a run leaves at its end."""
+        ...

@@ -64,9 +64,8 @@ def constant(n: Numbers) -> str | None:
 def tool_errors(n: Numbers) -> str | None:
     failed = share(n.last, "rollout/tool_errors", "rollout/tool_calls")
     gone = mean(n.last, "rollout/tool_calls") < 0.1 * mean(n.first, "rollout/tool_calls")
-    if failed <= MOST_ERRORS or gone or n.broken is not None:
-        return None
-    return f"{failed:.0%} of the tool calls of the last {len(n.last)} steps ended in an error"
+    said = f"{failed:.0%} of the tool calls of the last {len(n.last)} steps ended in an error"
+    return said if failed > MOST_ERRORS and not gone and n.broken is None else None
 
 
 HOT = 1.5
@@ -143,9 +142,8 @@ def gap(n: Numbers) -> str | None:
 def narrowed(n: Numbers) -> str | None:
     apart, weight = mean(n.first, "sync/sampling_gap"), mean(n.first, "correction/mean_weight", 1.0)
     left = narrowing(n.plan)
-    if not left or (apart <= gap_limit(n.plan) and weight >= 0.99):
-        return None
-    return f"{left}: engine and trainer differ by {apart:.2g} nats per token, mean weight {weight:.3f}"
+    said = f"{left}: engine and trainer differ by {apart:.2g} nats per token, mean weight {weight:.3f}"
+    return said if left and (apart > gap_limit(n.plan) or weight < 0.99) else None
 
 
 def errors(n: Numbers) -> str | None:
@@ -183,9 +181,8 @@ def cut_off(n: Numbers) -> str | None:
 
 def tiny_scaled(n: Numbers) -> str | None:
     tiny, size = mean(n.last, "groups/tiny_spread_share"), mean(n.last, "advantage/mean_abs")
-    if n.plan.scale != "group" or tiny <= 0.25:
-        return None
-    return f"{tiny:.0%} of the groups with a signal have rewards within 2% of each other; mean |advantage| {size:.2f}"
+    said = f"{tiny:.0%} of the groups with a signal have rewards within 2% of each other; mean |advantage| {size:.2f}"
+    return said if n.plan.scale == "group" and tiny > 0.25 else None
 
 
 def kl_pull(n: Numbers) -> str | None:
@@ -194,9 +191,8 @@ def kl_pull(n: Numbers) -> str | None:
     advantage = max(mean(rows, "advantage/mean_abs") for rows in (n.first, n.last))
     # Per token the term pulls with beta |log ratio|, where E (log ratio)^2 = 2 k2.
     pull = plan.kl_beta * math.sqrt(2 * abs(kl))
-    if not plan.kl_beta or not advantage or pull <= advantage or n.gained(0.1):
-        return None
-    return f"--kl-beta {plan.kl_beta:g} pulls with {pull:.2g} against a mean |advantage| of {advantage:.2g}"
+    said = f"--kl-beta {plan.kl_beta:g} pulls with {pull:.2g} against a mean |advantage| of {advantage:.2g}"
+    return said if pull > advantage > 0 and not n.gained(0.1) else None
 
 
 def without_gradient(n: Numbers) -> str | None:
@@ -209,9 +205,8 @@ def without_gradient(n: Numbers) -> str | None:
 def not_finite(n: Numbers) -> str | None:
     bad, every = share(n.last, "rollout/not_finite", "rollout/count"), max(total(n.last, "optimizer/updates"), 1.0)
     skipped = total(n.last, "optimizer/skipped") / every
-    if bad <= 0.1 and skipped <= 0.2:
-        return None
-    return f"{bad:.0%} of the last rewards and the gradients of {skipped:.0%} of the last updates are not finite"
+    said = f"{bad:.0%} of the last rewards and the gradients of {skipped:.0%} of the last updates are not finite"
+    return said if bad > 0.1 or skipped > 0.2 else None
 
 
 QUANTUM = 1e-7
@@ -281,61 +276,40 @@ def too_large_a_step(n: Numbers) -> str | None:
 
 def saved(n: Numbers) -> str | None:
     apart, limit = number(n.saved, "saved_gap"), number(n.saved, "saved_limit", 1e-5 if n.plan.exact else 0.01)
-    if "saved_gap" not in n.saved or apart <= limit:
-        return None
-    return f"loaded afresh, it differs from the trained model by {apart:.2g} nats per token (limit {limit:g})"
+    said = f"loaded afresh, it differs from the trained model by {apart:.2g} nats per token (limit {limit:g})"
+    return said if apart > limit else None
 
 
 # Signal
 
 
-def no_signal(n: Numbers) -> tuple[float, float] | None:
-    """(share of groups that fail, share that succeed) where these are nearly all groups of the first steps; None if not."""
-    groups, rows = max(total(n.start, "groups/count"), 1.0), n.start
-    fail, passed = total(rows, "groups/all_fail") / groups, total(rows, "groups/all_pass") / groups
-    if min(number(r, "groups/zero_signal_share") for r in rows) < 0.5 or fail + passed < 0.8 or len(rows) < 3:
-        return None
-    return None if lost(n) else (fail, passed)
-
-
-def lost(n: Numbers) -> bool:
-    """Whether something else is the reason: rollouts fail, hardly any token can be drawn, or the reward is constant."""
-    not_finite = share(n.first, "rollout/not_finite", "rollout/count") > 0.1
-    return not_finite or failing(n.first) or narrowed(n) is not None or constant(n) is not None
-
-
-def _of_groups(n: Numbers, what: str) -> str:
-    groups, reward = total(n.start, "groups/count"), mean(n.start, "reward/mean")
-    return f"of {groups:.0f} groups in {of_first(n.start)} {what} (mean reward {reward:.3f})"
-
-
-def never(n: Numbers) -> str | None:
-    found = no_signal(n)
-    if found is None:
-        return None
-    if found[0] >= found[1] and found[1] <= 0.1:
-        text = _of_groups(n, f"{found[0]:.0%} have only failures, {found[1]:.0%} only equal higher rewards")
-        return f"{text}, at temperature {n.plan.temperature:g}" if n.plan.temperature >= HOT else text
-    return None
-
-
-def alike(n: Numbers) -> str | None:
-    found = no_signal(n)
-    if found is None or min(found) <= 0.1 or n.plan.temperature >= 1 or never(n):
-        return None
-    return _of_groups(n, f"{sum(found):.0%} have equal rewards, high or low, at temperature {n.plan.temperature:g}")
-
-
-def little(n: Numbers) -> str | None:
-    rows, size = n.start, n.plan.group_size
-    dead, groups = share(rows, "groups/zero_signal", "groups/count"), n.plan.groups or mean(rows, "groups/count")
-    live, reward = (1 - dead) * groups, mean(rows, "reward/mean")
+def no_signal(n: Numbers) -> dict[str, str]:
+    """Why groups give no signal in the first steps: id of the one row of three that says it -> evidence."""
+    rows, plan, reward = n.start, n.plan, mean(n.start, "reward/mean")
+    # Something else is the reason: rollouts fail, hardly any token can be drawn, or the reward is constant.
+    lost = share(n.first, "rollout/not_finite", "rollout/count") > 0.1 or failing(n.first) or narrowed(n) or constant(n)
+    if len(rows) < 3 or lost:
+        return {}
+    every = max(total(rows, "groups/count"), 1.0)
+    fail, passed = (total(rows, f"groups/all_{how}") / every for how in ("fail", "pass"))
+    nearly_all = min(number(r, "groups/zero_signal_share") for r in rows) >= 0.5 and fail + passed >= 0.8
+    said = f"of {every:.0f} groups in {of_first(rows)} {{}} (mean reward {reward:.3f})"
+    at = f", at temperature {plan.temperature:g}"
+    if nearly_all and passed <= min(fail, 0.1):
+        told = said.format(f"{fail:.0%} have only failures, {passed:.0%} only equal higher rewards")
+        return {"never": told + at if plan.temperature >= HOT else told}
+    if nearly_all and min(fail, passed) > 0.1 and plan.temperature < 1:
+        return {"alike": said.format(f"{fail + passed:.0%} have equal rewards, high or low{at}")}
+    dead, groups = share(rows, "groups/zero_signal", "groups/count"), plan.groups or mean(rows, "groups/count")
+    live = (1 - dead) * groups
     # Ten rollouts of one group are hardly more than one example. Elsewhere the reward has time to contradict.
-    few = (live <= 1 and live * size < 10) or (live < 2 and dead > 0.7) or (n.steps >= 2 * WINDOW and live < 1)
-    few = few and not (n.gained() or n.solved or lost(n))
-    if len(rows) < 3 or never(n) or alike(n) or not (few or no_signal(n)):
-        return None
-    return f"{live:.1f} of {groups:.0f} groups of {size} rollouts have different rewards in a step, mean reward {reward:.3f}"
+    few = (
+        (live <= 1 and live * plan.group_size < 10) or (live < 2 and dead > 0.7) or (n.steps >= 2 * WINDOW and live < 1)
+    )
+    if not nearly_all and (not few or n.gained() or n.solved):
+        return {}
+    different = f"{live:.1f} of {groups:.0f} groups of {plan.group_size} rollouts have different rewards in a step"
+    return {"little": f"{different}, mean reward {reward:.3f}"}
 
 
 # The course of a run
@@ -485,7 +459,8 @@ TRENDS: tuple[Trend, ...] = (
     Trend("whole-vocabulary", "no token is left out of the sampling", "sampling-altered", narrowed, 1),
     Trend("errors", "rollouts end without errors", "rollouts-fail", errors, WINDOW, ("rollout/errored",)),
     Trend("cut-off", "rollouts end by themselves", "truncated-rollouts", cut_off, WINDOW, ("rollout/truncated_share",)),
-    Trend("alike", "the rollouts of a group differ", "groups-without-variety", alike, WINDOW, ("groups/count",)),
+    Trend("alike", "the rollouts of a group differ", "groups-without-variety", lambda n: no_signal(n).get("alike"), WINDOW,
+          ("groups/count",)),
     Trend("tiny-scaled", "scaling makes no tiny differences large", "tiny-std-scaling", tiny_scaled, WINDOW,
           ("groups/tiny_spread_share",)),
     Trend("kl-pull", "the KL term pulls less than the advantages", "kl-too-large", kl_pull, WINDOW, ("policy/kl",)),
@@ -500,9 +475,10 @@ TRENDS: tuple[Trend, ...] = (
     Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step, WINDOW,
           ("policy/step_kl",), withdrawn=True),
     Trend("saved", "the saved model is the trained one", "saved-model-differs", saved, 1, ("saved_gap",)),
-    Trend("never", "the model sometimes succeeds", "never-succeeds", never, WINDOW, ("groups/count",), withdrawn=True),
-    Trend("little", "enough groups of a step have a signal", "too-little-signal", little, WINDOW, ("groups/count",),
-          withdrawn=True),
+    Trend("never", "the model sometimes succeeds", "never-succeeds", lambda n: no_signal(n).get("never"), WINDOW,
+          ("groups/count",), withdrawn=True),
+    Trend("little", "enough groups of a step have a signal", "too-little-signal", lambda n: no_signal(n).get("little"), WINDOW,
+          ("groups/count",), withdrawn=True),
     Trend("memory", "memory lasts to the run's end", "memory-grows", memory, LATE + WINDOW,
           ("memory/peak_gib", "memory/resident_gib")),
     Trend("held-out", "the held-out reward follows the training reward", "reward-hacked", hacked, WINDOW, ("eval/greedy",)),
@@ -546,42 +522,34 @@ class Trends:
         return self._judge()
 
     def _judge(self) -> list[Finding]:
-        new = []
+        n, known = self.numbers, len(self.failed)
         for trend in TRENDS:
-            if trend.id in self.failed or self.numbers.steps < self._first(trend) or self._lacks(trend):
+            if trend.id in self.failed or self._waits(trend) or (evidence := trend.check(n)) is None:
                 continue
-            if (evidence := trend.check(self.numbers)) is not None:
-                step = int(self.numbers.rows[-1].get("step", self.numbers.steps))
-                self.failed[trend.id] = found = Finding(
-                    trend.statement, "fail", evidence, trend.cause, CAUSES[trend.cause].stage, step
-                )
-                new.append(found)
-        return new
+            step, stage = int(n.rows[-1].get("step", n.steps)), CAUSES[trend.cause].stage
+            self.failed[trend.id] = Finding(trend.statement, "fail", evidence, trend.cause, stage, step)
+        return [*self.failed.values()][known:]
 
-    def _first(self, trend: Trend) -> int:
-        return self.patience if trend.first == WINDOW else trend.first
-
-    def _lacks(self, trend: Trend) -> bool:
-        n = self.numbers
-        return bool(trend.needs) and not any(
-            name in row for name in trend.needs for row in (n.rows[0], n.rows[-1], n.before, n.saved)
-        )
+    def _waits(self, trend: Trend) -> str:
+        """Why a row cannot be examined yet; "" if it can."""
+        n, least = self.numbers, self.patience if trend.first == WINDOW else trend.first
+        known = (*n.rows[:1], *n.rows[-1:], n.before, n.saved)
+        if not n.rows or (trend.needs and not any(name in row for name in trend.needs for row in known)):
+            return f"there is no metric {' or '.join(trend.needs)}"
+        return f"it takes {least} steps to tell, and there are {n.steps}" if n.steps < least else ""
 
     def findings(self) -> list[Finding]:
         """The verdict of every row so far, in the order of the table. Rows that could not be examined yet say so."""
         found, n = [], self.numbers
         for trend in TRENDS:
-            failure, verdict, said = self.failed.get(trend.id), "pass", f"{n.steps} steps"
+            failure, why = self.failed.get(trend.id), self._waits(trend)
             if failure is not None and not (trend.withdrawn and n.steps >= 2 * WINDOW and n.gained(wide=True)):
                 found.append(failure)
                 continue
             if failure is not None:
-                said = f"{failure.evidence}; but the reward rises by {n.change(wide=True):.3f} in the course of the run"
-            elif not n.rows or self._lacks(trend):
-                verdict, said = "unsure", f"there is no metric {' or '.join(trend.needs)}"
-            elif n.steps < (least := self._first(trend)):
-                verdict, said = "unsure", f"it takes {least} steps to tell, and there are {n.steps}"
-            found.append(Finding(trend.statement, verdict, said, None, CAUSES[trend.cause].stage))
+                why = f"{failure.evidence}; but the reward rises by {n.change(wide=True):.3f} in the course of the run"
+            verdict = "unsure" if why and failure is None else "pass"
+            found.append(Finding(trend.statement, verdict, why or f"{n.steps} steps", None, CAUSES[trend.cause].stage))
         return found
 
     def progress(self) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from plumbob.doctor.record import TensorSample
-from torch.nn.utils.rnn import pad_sequence
 
 AT_RANDOM = 48
 """Entries of each trained tensor that are drawn at random for the record."""
@@ -39,7 +38,7 @@ class SampledTensors:
         """Called when the gradient is complete, and not yet applied."""
         self._parameters, self._optimizer = list(trainable.values()), optimizer
         gradients, groups = [p.grad for p in self._parameters], _alike(self._parameters)
-        each = [part for at in groups for part in _stacks(gradients, at)]
+        each = [(own, stack) for at in groups for own, stack in _stacks(gradients, at)]
         places = [_at_random(name, parameter.numel()) for name, parameter in trainable.items()]
         norms = [0.0] * len(places)
         norm = partial(torch.linalg.vector_norm, dim=(1, 2), dtype=torch.float32)
@@ -48,8 +47,7 @@ class SampledTensors:
             for k, also, length in zip(own, largest.reshape(len(own), -1), lengths, strict=True):
                 places[k], norms[k] = np.union1d(places[k], also), float(length)
         self._sizes = [len(at) for at in places]
-        padded = [pad_sequence([torch.from_numpy(places[k]) for k in at], batch_first=True) for at in groups]
-        self._groups = [(at, p.to(self._parameters[at[0]].device)) for at, p in zip(groups, padded, strict=True)]
+        self._groups = [(at, _padded([places[k] for k in at]).to(self._parameters[at[0]].device)) for at in groups]
         before, moments, chosen = self._taken(self._parameters), self._moments(), self._taken(gradients)
         options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self.samples = [
@@ -92,9 +90,8 @@ class SampledTensors:
 
     def _moments(self) -> list[np.ndarray | None]:
         """[2, W] of each trained tensor: Adam's moments; None if the optimizer has none."""
-        first, second = (
-            self._taken([self._state(p).get(n) for p in self._parameters]) for n in ("exp_avg", "exp_avg_sq")
-        )
+        states = [self._state(p) for p in self._parameters]
+        first, second = (self._taken([state.get(name) for state in states]) for name in ("exp_avg", "exp_avg_sq"))
         return [None if a is None or b is None else np.stack([a, b]) for a, b in zip(first, second, strict=True)]
 
     def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
@@ -117,6 +114,14 @@ def _stacks(tensors: Sequence[torch.Tensor | None], members: Sequence[int]) -> l
     own, first = [k for k, _ in there], there[0][1]
     stack = torch.stack([tensor for _, tensor in there]) if len(there) > 1 else first[None]
     return [(own, stack.reshape(len(own), len(first) if first.dim() else 1, -1))]
+
+
+def _padded(places: Sequence[np.ndarray]) -> torch.Tensor:
+    """[K, W] int64: each tensor's indices, with zeros behind the shorter ones."""
+    found = np.zeros((len(places), max(map(len, places))), np.int64)
+    for row, at in zip(found, places, strict=True):
+        row[: len(at)] = at
+    return torch.from_numpy(found)
 
 
 def moved(logprobs: torch.Tensor, by: Sequence[float]) -> torch.Tensor:

@@ -55,8 +55,8 @@ class Outcome:
 
     def explained(self, case: Conditions, seen: Any, due: Any, general: str, noise: float = 0.0, **how: Any) -> None:
         """Fail for the condition that explains the gap, or else for the stage's general cause. `noise`, `how`: see `explain`."""
-        found = explain(case, seen, due, noise, **how)
-        self.fail(found.cause if found else general, what=found.what if found else "")
+        cause, what = explain(case, seen, due, noise, **how) or (general, "")
+        self.fail(cause, what=what)
 
     def skip(self, why: str) -> None:
         self.verdict, self.evidence = "not examined", why
@@ -405,17 +405,20 @@ ADVANTAGE = 1e-5
 @_stage("advantages", "advantages follow from the rewards by the settings", limit=ADVANTAGE)
 def advantage(x: Examined, out: Outcome) -> None:
     record = x.record
-    if record.settings.random_rewards:
+    s = record.settings
+    if s.random_rewards:
         return out.skip("rewards are drawn by lot")
-    if "advantages" in record.settings.own:
-        return out.skip(f"rewards or advantages are the user's own: {record.settings.own['advantages']}")
+    if "advantages" in s.own:
+        return out.skip(f"rewards or advantages are the user's own: {s.own['advantages']}")
+    if s.components != "sum_then_normalize" and s.scale != "none":
+        return out.skip("each component of the reward is normalised by itself, which is not computed a second time")
     numbers = [i for i, row in enumerate(record.rows) if math.isfinite(row.reward)]
     known = [record.rows[i] for i in numbers]
     given = {t.row: float(t.advantages[0]) for u in record.updates for t in u.trained if len(t.advantages)}
-    expected, own = advantages.expected(known, record.settings), np.array([row.advantage for row in known])
+    expected, own = advantages.expected(known, s), np.array([row.advantage for row in known])
     late = np.array([given.get(i, row.advantage) for i, row in zip(numbers, known, strict=True)])
     scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(own).max(initial=0)))
-    rounded = _rounded_rewards(known, record.settings) / scale
+    rounded = _rounded_rewards(known, s) / scale
     for seen, where in ((own, "advantages"), (late, "advantages that the loss is given")):
         gaps = np.maximum(np.abs(seen - expected) / scale - rounded, 0)
         out.gap, wrong = float(gaps.max(initial=0)), int((~(gaps <= ADVANTAGE)).sum())
@@ -425,7 +428,7 @@ def advantage(x: Examined, out: Outcome) -> None:
             return out.fail("not-finite", f"{lost} of {len(record.rows)} rewards are no finite numbers")
         if wrong:
             out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
-            case = conditions.of_advantages(known, record.settings, seen, expected)
+            case = conditions.of_advantages(known, s, seen, expected)
             return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
 
 
@@ -780,12 +783,12 @@ def known_change(x: Examined) -> list[Outcome]:
     return [sync, saved]
 
 
-def examine(x: Examined, *, every: bool = False) -> list[Outcome]:
-    """The outcomes of all stages up to the first that differs. `every`: of all stages."""
+def examine(x: Examined) -> list[Outcome]:
+    """The outcomes of all stages up to the first that differs."""
     found: list[Outcome] = []
     for stage in STAGES:
         found.append(stage(x))
-        if found[-1].verdict == "fail" and not every:
+        if found[-1].verdict == "fail":
             return found
     return found + known_change(x)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plumbob.doctor.explain.loop import Conditions, factor, still
+from plumbob.doctor.explain.loop import Conditions, factor
 from plumbob.doctor.record import Rollout, Row, Settings, StepRecord
 from plumbob.doctor.reference import advantages, loss, rows, sampling
 from plumbob.doctor.reference.model import MOST_TOKENS, Plain
@@ -184,7 +184,9 @@ def of_gradient(
     """
     cause, right = "no-gradient", np.sum(parts, axis=0)
     yield cause, "no gradient at all", np.zeros(len(observed))
-    names, predicted = still(observed, right, tensors)
+    names, predicted = [n for n, at in tensors.items() if right[at].any() and not observed[at].any()], right.copy()
+    for name in names:
+        predicted[tensors[name]] = 0
     if names and len(names) < len(tensors):
         yield cause, f"no gradient in {len(names)} of {len(tensors)} tensors, such as {names[0]}", predicted
     cause, count = "normaliser-depends-on-microbatches", len(parts)

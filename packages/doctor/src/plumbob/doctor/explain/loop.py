@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,24 +23,15 @@ Conditions = Iterator[tuple[str, str, Any]]
 what ... gives", what would then be observed)."""
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """A condition that explains nearly all of a difference."""
-
-    cause: str
-    what: str
-    rest: float
-    """Share of the difference that it leaves."""
-
-
 def explain(
     conditions: Conditions,
     observed: Any,
     expected: Any,
     noise: float = 0.0,
     distance: Callable[[Any, Any], float] | None = None,
-) -> Explanation | None:
-    """The condition under which the reference gives what was observed; None if none leaves less than `REST` of the difference.
+) -> tuple[str, str] | None:
+    """The condition under which the reference gives what was observed, as (id of the cause, what is so); None if none leaves less
+    than `REST` of the difference.
 
     `expected`: what the reference gives. `noise`: a healthy difference. Of conditions that fit equally well, the first one is
     taken.
@@ -51,13 +41,12 @@ def explain(
     if not gap > 0 or gap == float("inf"):
         return None
     allowed = max(REST * gap, min(noise, BARELY * gap))
-    best: Explanation | None = None
+    best, left = None, float("inf")
     for cause, what, predicted in conditions:
         rest = measure(observed, predicted)
-        if rest > allowed or not (distance or _most(observed, expected, predicted, noise)):
-            continue
-        if best is None or (best.rest > PERFECT and rest / gap < best.rest / 2):
-            best = Explanation(cause, what, rest / gap)
+        fits = rest <= allowed and (distance or _most(observed, expected, predicted, noise))
+        if fits and (best is None or (left > PERFECT * gap and rest < left / 2)):
+            best, left = (cause, what), rest
     return best
 
 
@@ -94,12 +83,3 @@ def slices(tensors: Mapping[str, np.ndarray]) -> dict[str, slice]:
     """Where the entries of each tensor are, if those of all tensors stand one after the other."""
     ends = list(itertools.accumulate(map(len, tensors.values())))
     return {name: slice(end - len(own), end) for (name, own), end in zip(tensors.items(), ends, strict=True)}
-
-
-def still(observed: np.ndarray, expected: np.ndarray, tensors: Mapping[str, slice]) -> tuple[list[str], np.ndarray]:
-    """The tensors in which nothing is observed although something is expected, and what is expected without them."""
-    found = [name for name, at in tensors.items() if not observed[at].any() and expected[at].any()]
-    predicted = expected.copy()
-    for name in found:
-        predicted[tensors[name]] = 0
-    return found, predicted

@@ -229,7 +229,7 @@ def recorded() -> Any:
 def test_recorded_runs_are_named_rightly_and_healthy_ones_are_silent() -> None:
     """Runs of bundled models, healthy ones among them. One of those with a fault may be named by a cause that includes its own."""
     runs = recorded()
-    course = pytest.importorskip("plumbob.trainer.watch.course")
+    course = pytest.importorskip("plumbob.trainer.watch.warnings")
     wrong = []
     for name, entry in runs.RUNS.items():
         x = Examination()

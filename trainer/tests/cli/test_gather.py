@@ -18,7 +18,7 @@ from plumbob.trainer.cli import gather
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor import settings_checks
 from plumbob.trainer.run_files.stopped import STOPPED, Stop, read_stop, write_stop
-from plumbob.trainer.watch.course import plan_of, saved_model, stop_finding
+from plumbob.trainer.watch.warnings import plan_of, saved_model, stop_finding
 
 
 def failed_settings(**settings) -> list[str | None]:

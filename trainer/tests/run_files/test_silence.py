@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from plumbob.trainer.run_files.silence import STACKS, SilenceWatch, last_silence
-from plumbob.trainer.watch.course import stop_finding
+from plumbob.trainer.watch.warnings import stop_finding
 
 
 def wait_for_a_lock_that_nobody_releases(released: threading.Event) -> None:

@@ -31,7 +31,7 @@ from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.doctor import settings_checks
 from plumbob.trainer.run_files.run_directory import is_in_use, lines_lost, read_metrics
-from plumbob.trainer.watch.course import course_of, plan_of, stop_finding
+from plumbob.trainer.watch.warnings import course_of, plan_of, stop_finding
 
 STEPS, RECORDED = 3, 2
 """Number of training steps that `doctor ENV` takes, and how many of them are recorded and compared with the reference."""

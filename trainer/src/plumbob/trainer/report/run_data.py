@@ -26,8 +26,7 @@ from plumbob.trainer.run_files.run_directory import (
     run_directory_of,
     saved_checkpoints,
 )
-from plumbob.trainer.watch.course import course_of, stop_finding
-from plumbob.trainer.watch.warnings import read_warnings
+from plumbob.trainer.watch.warnings import course_of, read_warnings, stop_finding
 
 
 @dataclass(frozen=True)

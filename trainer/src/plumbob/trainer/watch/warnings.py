@@ -1,20 +1,23 @@
-"""Warnings of a run in progress: what `plumbob.doctor.trends` refutes in the metrics of its steps."""
+"""A run's metrics as `plumbob.doctor.trends` judges them: warnings while it trains, and afterwards also why it ended."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plumbob.console.files import write_whole
+from plumbob.doctor import trends
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.trends import Trends
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.run_files.run_directory import read_lines, read_metrics
-from plumbob.trainer.watch.course import plan_of
+from plumbob.trainer.run_files.run_directory import evaluation_before, read_lines, read_metrics
+from plumbob.trainer.run_files.silence import STACKS, last_silence
+from plumbob.trainer.run_files.stopped import Stop, read_stop
 
 WARNINGS = "warnings.jsonl"
 """File in the run directory with a line for each check that failed, with the step in which it first did."""
@@ -48,11 +51,11 @@ class Warner:
 
     def step(self, row: Mapping[str, float]) -> None:
         """Take in the metrics of one step."""
-        self._guarded(lambda trends: self._say(trends.add(row)))
+        self._guarded(lambda trends: self._say(trends, trends.add(row)))
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Take in `eval/greedy` and `eval/sampled` after step `step`; step 0 is before the first step."""
-        self._guarded(lambda trends: self._say(trends.evaluated(values, before=step == 0)))
+        self._guarded(lambda trends: self._say(trends, trends.evaluated(values, before=step == 0)))
 
     def _catch_up(self, trends: Trends, run_dir: Path, steps: int, before: Mapping[str, float]) -> None:
         if before:
@@ -61,15 +64,17 @@ class Warner:
             if row.get("step", 0) <= steps:
                 trends.add(row)
         if self.path.exists():  # warnings of later steps are dropped, because these steps are run again
-            kept = [line for line in read_lines(self.path) if line.get("step", 0) <= steps]
-            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+            self._store(trends)
 
-    def _say(self, findings: list[Finding]) -> None:
+    def _say(self, trends: Trends, findings: list[Finding]) -> None:
         for finding in findings:
             self.tell(warning(finding, self.config))
         if findings:
-            with self.path.open("a") as file:
-                file.writelines(json.dumps(dataclasses.asdict(finding)) + "\n" for finding in findings)
+            self._store(trends)
+
+    def _store(self, trends: Trends) -> None:
+        lines = [json.dumps(dataclasses.asdict(finding)) + "\n" for finding in trends.failed.values()]
+        write_whole(self.path, "".join(lines))
 
     def _guarded(self, use: Callable[[Trends], None]) -> None:
         if self.trends is None:
@@ -89,3 +94,77 @@ def warning(finding: Finding, config: TrainConfig) -> str:
     cause = CAUSES[finding.cause]
     remedy = cause.advice(config.env, config.model)
     return f"Warning, step {finding.step}: {cause.id}: {finding.evidence}\n  {cause.sentence} {remedy}"
+
+
+def course_of(directory: Path, config: TrainConfig, rows: Sequence[Mapping[str, float]]) -> trends.Trends:
+    """What the metrics of a run directory say, with its evaluations and its saved model. `rows`: of metrics.jsonl."""
+    before, saved = evaluation_before(directory), saved_model(directory)
+    return trends.judge(rows, plan_of(config), before=before, saved_model=saved)
+
+
+def stop_finding(directory: Path, rows: Sequence[Mapping[str, float]]) -> Finding | None:
+    """Why the run ended early, or what it was doing when it fell silent; None if it took its steps."""
+    stop, check = read_stop(directory), "the run takes all its steps"
+    command = f"doctor --config {shlex.quote(str(directory / 'config.toml'))}"
+    if stop is None:
+        if (silent := last_silence(directory)) is None:
+            return None
+        said = f"it has finished no step since {silent}; {directory / STACKS} says where each of its threads was"
+        return Finding(check, "error", said, None, "trends", len(rows) + 1, command=command)
+    where = f"in step {stop.step}" if stop.step else "in the set-up, before its first step"
+    said, cause = f"it stopped {where}: {stop.kind}: {stop.reason}", _cause_of(stop)
+    if cause is None:
+        return Finding(check, "error", said, None, "trends", stop.step, command=command)
+    return Finding(check, "fail", said, cause, None, stop.step, command=command)
+
+
+def _cause_of(stop: Stop) -> str | None:
+    if stop.cause is not None:
+        return stop.cause if stop.cause in CAUSES else None  # that of another version
+    if stop.kind != "SyncError":
+        return None
+    if "log-probabilities" in stop.reason:  # after the first step, both sides compute alike: it is the weights
+        return "weights-not-synced" if stop.step > 1 else "engine-trainer-mismatch"
+    about_weights = any(word in stop.reason for word in ("weight", "adapter", "tensor", "module"))
+    return "weights-not-synced" if about_weights else "rollouts-fail"
+
+
+def saved_model(directory: Path) -> dict[str, float]:
+    """Numbers of summary.json about the saved model."""
+    try:
+        found = json.loads((directory / "summary.json").read_text())
+        return {name: float(found[name]) for name in ("saved_gap", "saved_limit") if name in found}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+STOPS = {
+    "max_turn_tokens": "max_tokens",
+    "max_total_tokens": "max_context",
+    "max_turns": "max_turns",
+    "agent_timeout": "max_seconds",
+}
+"""Stop reason -> setting of the limit."""
+SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "kl_beta")
+"""Settings that have the same name in a record."""
+
+
+def plan_of(config: TrainConfig) -> trends.Plan:
+    """What the table of trends must know of a run's settings."""
+    ordered = any(pair.partition("=")[0] in ("curriculum", "shuffle") for pair in config.env_args)
+    return trends.Plan(
+        **{name: getattr(config, name) for name in SAME_NAMES},
+        num_steps=config.max_steps,
+        group_size=config.num_generations,
+        precision="bfloat16" if config.bf16 or config.engine == "vllm" else "float32",
+        stale=config.max_staleness > 0,
+        random_rewards=config.trained_reward == "random",
+        scale=config.scale_rewards,
+        learning_rate=config.learning_rate or 0.0,
+        adapter="lora" if config.peft else "",
+        warmup=config.warmup_steps,
+        max_norm=config.max_grad_norm,
+        comparable=config.eval_datasets is None and config.task_order in ("auto", "shuffle") and not ordered,
+        held_out=max(min(config.eval_examples, 32), 1),
+        limits={stop: f"--{name.replace('_', '-')} {getattr(config, name):g}" for stop, name in STOPS.items()},
+    )

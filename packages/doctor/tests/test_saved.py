@@ -31,7 +31,7 @@ def saved(folder: Path, turns: Turns, times: int = 4) -> list[dict[str, Any]]:
         player = VerifiersPlayer(config, load_environments(config)[0], runner)
         for task in player.train[:6]:
             for _ in range(times):
-                trace = runner.run(player._rollout(Script(task, turns(player, task))))
+                (trace,) = player.traces([Script(task, turns(player, task))])
                 write_episode(folder, Episode(env=EnvInfo(id="lookup"), task=trace.task, traces=[trace], ok=trace.ok))
     return [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
 

@@ -216,14 +216,10 @@ TOKEN: Limit = {"float32": 2e-3, "bfloat16": 1.5}
 def engine_logprobs(x: Examined, out: Outcome) -> None:
     scored, observed = [], []
     for i in x.drawn:
-        row = x.record.rows[i]
-        truth = x.truth(row)
-        if truth is not None:
-            scored.append(Scored(truth.token_ids, truth.loss_mask, i))
-            observed.append(np.array(truth.logprobs))
-        elif row.sampling_logprobs is not None:
-            scored.append(_scored(x, i))
-            observed.append(row.sampling_logprobs.astype(float))
+        truth, given = x.truth(x.record.rows[i]), x.record.rows[i].sampling_logprobs
+        if truth is not None or given is not None:
+            scored.append(_scored(x, i) if truth is None else Scored(truth.token_ids, truth.loss_mask, i))
+            observed.append(np.asarray(given if truth is None else truth.logprobs, float))
     # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
     general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
     _logprobs(x, out, scored, observed, general)
@@ -427,7 +423,7 @@ def advantage(x: Examined, out: Outcome) -> None:
             lost = len(record.rows) - len(known)
             return out.fail("not-finite", f"{lost} of {len(record.rows)} rewards are no finite numbers")
         if wrong:
-            out.places = _broken_down((float(g), {"member": str(r.member)}) for g, r in zip(gaps, known, strict=True))
+            out.places = {"member": _broken_down([row.member for row in known], gaps)}
             case = conditions.of_advantages(known, s, seen, expected)
             return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
 
@@ -813,24 +809,19 @@ def _entries(each: Sequence[tuple[torch.Tensor | None, np.ndarray]]) -> np.ndarr
 
 def _by_token(x: Examined, scored: Sequence[Scored], gaps: Sequence[np.ndarray]) -> dict[str, list[tuple[str, float]]]:
     """Gaps [n] of the scored tokens of each row, by token id, position in the row, turn and group member."""
-    told = []
+    told: list[tuple[Any, ...]] = []
     for s, own in zip(scored, gaps, strict=True):
-        places = [i for i in range(1, len(s.at)) if s.at[i]]
-        member = str(x.record.rows[s.row].member) if 0 <= s.row < len(x.record.rows) else "?"
-        turn = 0
-        for i, gap in zip(places, own, strict=False):
-            turn += not s.at[i - 1]
-            place = {"token": str(s.ids[i]), "position": f"{i // 64 * 64}+", "turn": str(turn), "member": member}
-            told.append((float(gap), place))
-    return _broken_down(told)
+        at = np.array(s.at)
+        places = np.flatnonzero(at[1:]) + 1
+        turns, member = np.cumsum(~at[places - 1]), x.record.rows[s.row].member
+        told += [(g, s.ids[i], f"{i // 64 * 64}+", k, member) for g, i, k in zip(own, places, turns, strict=False)]
+    every, *columns = zip(*told, strict=True)
+    names = ("token", "position", "turn", "member")
+    return {name: _broken_down(values, np.array(every)) for name, values in zip(names, columns, strict=True)}
 
 
-def _broken_down(told: Iterable[tuple[float, dict[str, str]]], most: int = 4) -> dict[str, list[tuple[str, float]]]:
-    sums: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for gap, places in told:
-        for dimension, value in places.items():
-            sums[dimension][value].append(gap)
-    return {
-        dimension: sorted(((v, float(np.mean(g))) for v, g in by.items()), key=lambda pair: -pair[1])[:most]
-        for dimension, by in sums.items()
-    }
+def _broken_down(values: Sequence[Any], gaps: np.ndarray, most: int = 4) -> list[tuple[str, float]]:
+    """(value, mean gap [n] where it is so), the largest first. `values`: [n]"""
+    told, at = np.unique([str(value) for value in values], return_inverse=True)
+    means = np.bincount(at, gaps) / np.bincount(at)
+    return [(str(told[k]), float(means[k])) for k in np.argsort(-means)[:most]]

@@ -90,6 +90,10 @@ class VerifiersPlayer:
         return tuple(Turn(reply.content, tuple(own)) for reply, own in zip(replies, calls, strict=True))
 
     def play(self, scripts: Sequence[Script]) -> list[Played]:
+        return [played_of(script.task, trace) for script, trace in zip(scripts, self.traces(scripts), strict=True)]
+
+    def traces(self, scripts: Sequence[Script]) -> list[vf.Trace]:
+        """The rollouts of `play` as verifiers has them."""
         limits = replace(UNBOUNDED, max_tool_seconds=self.config.max_tool_seconds)
         how: dict[str, Any] = {"limits": limits, "shared_toolsets": self.tasks.toolsets, "driver": self.tasks.driver}
 
@@ -99,8 +103,7 @@ class VerifiersPlayer:
                 *(run_rollout(s.task.handle, _chat(s), None, slots=slots, **how) for s in scripts)
             )
 
-        traces = self.runner.run(all_of_them())
-        return [played_of(script.task, trace) for script, trace in zip(scripts, traces, strict=True)]
+        return self.runner.run(all_of_them())
 
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         async def all_of_them() -> list[str | None]:

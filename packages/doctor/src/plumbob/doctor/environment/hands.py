@@ -53,13 +53,9 @@ class Hand:
 
 def deal(player: Player, tasks: Sequence[Task], like: Hand | None = None) -> Hand:
     """The hand of these tasks. `like`: a hand in which the field with answers is known already."""
-    turns: list[tuple[Turn, ...]] = []
-    raised: dict[int, str] = {}
-    for i, task in enumerate(tasks):
-        found = player.oracle(task)
-        if isinstance(found, str):
-            raised[i] = found
-        turns.append(found if isinstance(found, tuple) else ())
+    found = [player.oracle(task) for task in tasks]
+    turns = [one if isinstance(one, tuple) else () for one in found]
+    raised = {i: one for i, one in enumerate(found) if isinstance(one, str)}
     gold = like.gold_field if like else gold_field(tasks, turns)
     golds = [gold.of(task) if gold else "" for task in tasks]
     known = {gold.of(task) for task in player.train[:VOCABULARY]} - {""} if gold and not like else set()
@@ -68,25 +64,21 @@ def deal(player: Player, tasks: Sequence[Task], like: Hand | None = None) -> Han
 
 def gold_field(tasks: Sequence[Task], turns: Sequence[tuple[Turn, ...]]) -> GoldField | None:
     """The field that holds right answers, as the last turns of perfect transcripts show, or else its name; None if unknown."""
-    best: tuple[bool, bool, float, int, str] | None = None
-    finals = [said(own[-1]) if own else None for own in turns]
-    oracle = any(final is not None for final in finals)
+    finals = {i: said(own[-1]) for i, own in enumerate(turns) if own}
+    known = list[tuple[bool, bool, float, int, str]]()
     for name in tasks[0].fields if tasks else ():
-        values = [_first(task.fields.get(name)) for task in tasks]
+        values, named = [_first(task.fields.get(name)) for task in tasks], bool(_ANSWER.search(name))
         # What all tasks have in common is a setting, such as the form of an answer.
         if not all(values) or len(set(values)) == 1 < len(values):
             continue
-        named = bool(_ANSWER.search(name))
-        share = whole = 1.0 if named and not oracle else 0.0
-        if oracle:
-            pairs = [(value, final) for value, final in zip(values, finals, strict=True) if final is not None]
-            whole = sum(value in final for value, final in pairs) / len(pairs)
-            last = sum(value.split()[-1] in final for value, final in pairs) / len(pairs)
-            share = max(whole, last if named else 0.0)
+        whole = last = float(named)
+        if finals:
+            whole = sum(values[i] in final for i, final in finals.items()) / len(finals)
+            last = named * sum(values[i].split()[-1] in final for i, final in finals.items()) / len(finals)
         # Of two that oracles say, the longer one says more; of two names, the longer text is a worked solution.
-        length = sum(map(len, values)) * (1 if oracle else -1)
-        if share >= KNOWN:
-            best = max(best or (False, False, 0.0, 0, ""), (named, whole >= KNOWN, share, length, name))
+        length = sum(map(len, values)) * (1 if finals else -1)
+        known.append((named, whole >= KNOWN, max(whole, last), length, name))
+    best = max((one for one in known if one[2] >= KNOWN), default=None)
     return GoldField(best[-1], not best[1]) if best else None
 
 

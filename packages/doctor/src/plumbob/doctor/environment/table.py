@@ -12,9 +12,6 @@ from plumbob.doctor.environment.matrix import Evidence, Matrix
 from plumbob.doctor.environment.transcripts import AS_READ, EMPTY, NUMBERS, PERFECT, WORKED
 from plumbob.doctor.findings import Finding
 
-HELD_OUT = "held-out: "
-"""Begins the name of a kind of transcript of held-out tasks."""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -29,18 +26,20 @@ class Row:
     where: Literal["reward", "tool", "tasks"] = "reward"
     """What of the environment's code is to blame."""
     needs: tuple[str, ...] = (PERFECT, EMPTY)
-    """Kinds of transcripts without which the statement cannot be examined. See `HELD_OUT`."""
+    """Kinds of transcripts without which the statement cannot be examined, and `HELD_OUT`."""
 
     def lacks(self, matrix: Matrix) -> str:
-        """The first kind of transcript that was not played; "" if the statement can be examined."""
+        """Why the statement cannot be examined; "" if it can."""
         for need in self.needs:
-            of = matrix.held_out if need.startswith(HELD_OUT) else matrix
-            if of is None or not of.kind(need.removeprefix(HELD_OUT)):
-                return need
+            held = matrix.held_out if need == HELD_OUT else None
+            if not (held.kind(EMPTY) if held else matrix.kind(need)):
+                none = need == HELD_OUT and not matrix.player.held_out
+                return matrix.stopped or ("there are no held-out tasks" if none else f"{need} could not be played")
         return ""
 
 
-HELD = (EMPTY, f"{HELD_OUT}{EMPTY}")
+HELD_OUT = "held-out tasks"
+HELD = (EMPTY, HELD_OUT)
 SAME = "Right answers, in each form, are paid in held-out tasks if they are in training tasks"
 TABLE: tuple[Row, ...] = (
     # Rollouts end, and their rewards are numbers that stay the same.
@@ -84,10 +83,8 @@ def judge(matrix: Matrix, only: Collection[str] | None = None) -> Iterator[Findi
     """
     for row in TABLE if only is None else [row for row in TABLE if row.id in only and not row.lacks(matrix)]:
         stage = CAUSES[row.cause].stage
-        if missing := row.lacks(matrix):
-            none = missing.startswith(HELD_OUT) and not matrix.player.held_out
-            why = "there are no held-out tasks" if none else f"{missing} could not be played"
-            yield Finding(row.statement, "unsure", matrix.stopped or why, None, stage)
+        if why := row.lacks(matrix):
+            yield Finding(row.statement, "unsure", why, None, stage)
             continue
         try:
             evidence = row.check(matrix)

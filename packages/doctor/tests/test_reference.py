@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plumbob.doctor.explain.loop import explain
+from plumbob.doctor.explain import explain
 from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.record import Row, Settings, TensorSample
-from plumbob.doctor.reference import advantages, loss, sampling
+from plumbob.doctor.reference import loss, sampling
 from plumbob.doctor.reference import model as plain_model
 from plumbob.doctor.reference.optimizer import change, rate
 from plumbob.doctor.reference.rows import load_tokenizer
@@ -30,13 +30,13 @@ def rows_with(rewards: list[float], groups: str, **fields: object) -> list[Row]:
 
 def test_advantages() -> None:
     rows = rows_with([1, 0, 0, 3, 3, 3], "aaabbb")
-    assert advantages.expected(rows, Settings()) == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0, 0, 0])
-    left_out = advantages.expected(rows, Settings(baseline="leave_one_out"))
+    assert loss.advantages(rows, Settings()) == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0, 0, 0])
+    left_out = loss.advantages(rows, Settings(baseline="leave_one_out"))
     assert left_out == pytest.approx([1, -0.5, -0.5, 0, 0, 0])
-    scaled = advantages.expected(rows, Settings(scale="group", scale_epsilon=0.0))
+    scaled = loss.advantages(rows, Settings(scale="group", scale_epsilon=0.0))
     assert scaled == pytest.approx([2 / 3 * 3**0.5, -(3**0.5) / 3, -(3**0.5) / 3, 0, 0, 0])
     cut = rows_with([1, 0], "aa", truncated=True)
-    assert advantages.expected(cut, Settings(overlong="penalise", overlong_penalty=1.0)) == pytest.approx([0.5, -0.5])
+    assert loss.advantages(cut, Settings(overlong="penalise", overlong_penalty=1.0)) == pytest.approx([0.5, -0.5])
 
 
 @pytest.mark.parametrize("bound", ["clip", "cap"])
@@ -238,9 +238,7 @@ def test_only_what_leaves_a_twentieth_is_accepted() -> None:
 
 def test_a_made_record_is_right(made_record: Made) -> None:
     record = made_record()
-    assert [row.advantage for row in record.rows] == pytest.approx(
-        list(advantages.expected(record.rows, record.settings))
-    )
+    assert [row.advantage for row in record.rows] == pytest.approx(list(loss.advantages(record.rows, record.settings)))
 
 
 def test_no_rows_are_computed_in_no_parts() -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from plumbob.doctor import record as records
 from plumbob.doctor import stages
-from plumbob.doctor.explain import conditions
-from plumbob.doctor.explain.loop import explain
+from plumbob.doctor.explain import explain, of_gradient
 
 Made = Callable[..., Any]
 
@@ -178,7 +177,7 @@ def test_gradients_that_are_kept_from_the_step_before() -> None:
     before[:4] = np.nan
     observed = expected + 0.5 * np.nan_to_num(before, nan=1.0)
     slices = {"first": slice(0, 32), "second": slice(32, 64)}
-    found = explain(conditions.of_gradient(observed, [expected], slices, before), observed, expected)
+    found = explain(of_gradient(observed, [expected], slices, before), observed, expected)
     assert found == ("update-differs-from-settings", "a gradient that contains that of the step before")
 
 

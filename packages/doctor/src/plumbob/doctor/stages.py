@@ -19,11 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from plumbob.doctor.explain import conditions
-from plumbob.doctor.explain.conditions import Scored
-from plumbob.doctor.explain.loop import Conditions, explain, number_apart, slices
+from plumbob.doctor import explain
+from plumbob.doctor.explain import Conditions, Scored, number_apart, slices
 from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
-from plumbob.doctor.reference import advantages, loss, optimizer, sampling
+from plumbob.doctor.reference import loss, optimizer, sampling
 from plumbob.doctor.reference import rows as reference
 from plumbob.doctor.reference.model import Live, Plain, load, plain_name
 
@@ -55,7 +54,7 @@ class Outcome:
 
     def explained(self, case: Conditions, seen: Any, due: Any, general: str, noise: float = 0.0, **how: Any) -> None:
         """Fail for the condition that explains the gap, or else for the stage's general cause. `noise`, `how`: see `explain`."""
-        cause, what = explain(case, seen, due, noise, **how) or (general, "")
+        cause, what = explain.explain(case, seen, due, noise, **how) or (general, "")
         self.fail(cause, what=what)
 
     def skip(self, why: str) -> None:
@@ -180,14 +179,14 @@ def rows(x: Examined, out: Outcome) -> None:
     known = [(row, truth) for row in record.rows if (truth := x.truth(row)) is not None]
     if not known:
         return out.skip("no requests were recorded")
-    made = conditions.made
+    made = explain.made
     wrong = [(r, t) for r, t in known if made(r.token_ids, r.loss_mask) != made(t.token_ids, t.loss_mask)]
     out.gap, out.evidence = len(wrong), f"{len(known)} rows"
     if wrong:
         same_ids = sum(reference.same(r.token_ids, t.token_ids) for r, t in wrong)
         of = [x.rollouts[r.rollout] for r, _ in wrong]
         out.evidence = f"{len(wrong)} of {len(known)} rows are other ones, {len(wrong) - same_ids} of them in their ids"
-        case = conditions.of_rows([t for _, t in wrong], of, record, x.tokenizer)
+        case = explain.of_rows([t for _, t in wrong], of, record, x.tokenizer)
         seen = [made(r.token_ids, r.loss_mask) for r, _ in wrong]
         due = [made(t.token_ids, t.loss_mask) for _, t in wrong]
         general = "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled"
@@ -286,7 +285,7 @@ def _logprobs(
     few = sorted(apart, key=lambda k: (len(x.before.get(pairs[k][0].row, ())), len(pairs[k][0].ids)))[:6]
     seen, right = [pairs[k][1] for k in few], [expected[k] for k in few]
     others = [[t for i in x.before.get(pairs[k][0].row, ()) for t in x.record.rows[i].token_ids.tolist()] for k in few]
-    case = conditions.of_logprobs(x.plain, [pairs[k][0] for k in few], others, seen, right)
+    case = explain.of_logprobs(x.plain, [pairs[k][0] for k in few], others, seen, right)
     if len(apart) < len(pairs):
         out.evidence += f"; {len(apart)} of these rows differ"
     out.explained(case, np.concatenate(seen), np.concatenate(right), general, out.limit)
@@ -411,7 +410,7 @@ def advantage(x: Examined, out: Outcome) -> None:
     numbers = [i for i, row in enumerate(record.rows) if math.isfinite(row.reward)]
     known = [record.rows[i] for i in numbers]
     given = {t.row: float(t.advantages[0]) for u in record.updates for t in u.trained if len(t.advantages)}
-    expected, own = advantages.expected(known, s), np.array([row.advantage for row in known])
+    expected, own = loss.advantages(known, s), np.array([row.advantage for row in known])
     late = np.array([given.get(i, row.advantage) for i, row in zip(numbers, known, strict=True)])
     scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(own).max(initial=0)))
     rounded = _rounded_rewards(known, s) / scale
@@ -424,7 +423,7 @@ def advantage(x: Examined, out: Outcome) -> None:
             return out.fail("not-finite", f"{lost} of {len(record.rows)} rewards are no finite numbers")
         if wrong:
             out.places = {"member": _broken_down([row.member for row in known], gaps)}
-            case = conditions.of_advantages(known, s, seen, expected)
+            case = explain.of_advantages(known, s, seen, expected)
             return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
 
 
@@ -494,7 +493,7 @@ def weights(x: Examined, out: Outcome) -> None:
         out.gap = max(out.gap, float((np.abs(seen - want) / np.maximum(np.abs(want), 1e-30)).max()), uneven)
         out.evidence = f"weights differ by at most {out.gap:.2g}"
         if not out.gap <= WEIGHT:
-            case = conditions.of_microbatches(seen, want, np.array([t.microbatch for t in trained]))
+            case = explain.of_microbatches(seen, want, np.array([t.microbatch for t in trained]))
             return out.explained(case, seen, want, "loss-differs-from-settings", 1e-9)
 
 
@@ -564,7 +563,7 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     if trained:
         parts = np.split(gaps, np.cumsum(sizes)[:-1])
         out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
-    case = conditions.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
+    case = explain.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
     out.explained(case, observed, expected, "loss-differs-from-settings", 1e-6 * scale)
     return True
 
@@ -613,7 +612,7 @@ def gradient(x: Examined, out: Outcome) -> None:
         return
     earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
     before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
-    case = conditions.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
+    case = explain.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
     lost = any(expected[at].any() and not observed[at].any() for at in tensors.values())
     general = "no-gradient" if lost else "loss-differs-from-settings"
     out.explained(case, observed, expected, general, 1e-3 * float(np.abs(expected).max()))
@@ -684,7 +683,7 @@ def _update_differs(
     worst = _worst(out, f"in {where} the change differs by {gap:.2g}", each)
     if gap <= UPDATE and worst <= 10 * UPDATE:
         return False
-    case = conditions.of_update(change, observed)
+    case = explain.of_update(change, observed)
     out.explained(case, observed, expected, "update-differs-from-settings", 2 * float(rounding.max()))
     return True
 

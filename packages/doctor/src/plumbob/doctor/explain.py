@@ -1,19 +1,96 @@
-"""What would give other numbers than the reference: conditions for each stage."""
+"""What would give other numbers than the reference: conditions for each stage, and the one loop that says which explains a
+difference."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from plumbob.doctor.explain.loop import Conditions, factor
 from plumbob.doctor.record import Rollout, Row, Settings, StepRecord
-from plumbob.doctor.reference import advantages, loss, rows, sampling
+from plumbob.doctor.reference import loss, rows, sampling
 from plumbob.doctor.reference.model import MOST_TOKENS, Plain
+
+REST = 0.05
+"""Share of a difference that the right condition may leave."""
+PERFECT = 1e-3
+"""A condition that leaves less than this is not given up for one with more numbers to fit."""
+EXPLAINED = 0.8
+"""Share of the numbers that differ of which a condition must explain most: one fitted number can explain one large gap."""
+BARELY = 0.25
+"""Where a difference is hardly larger than rounding, rounding may be this share of it."""
+
+
+Conditions = Iterator[tuple[str, str, Any]]
+"""Things that would give other numbers than the reference, each as (id of the cause that it is, what is so, as the end of "this is
+what ... gives", what would then be observed)."""
+
+
+def explain(
+    conditions: Conditions,
+    observed: Any,
+    expected: Any,
+    noise: float = 0.0,
+    distance: Callable[[Any, Any], float] | None = None,
+) -> tuple[str, str] | None:
+    """The condition under which the reference gives what was observed, as (id of the cause, what is so); None if none leaves less
+    than `REST` of the difference.
+
+    `expected`: what the reference gives. `noise`: a healthy difference. Of conditions that fit equally well, the first one is
+    taken.
+    """
+    measure = distance or mean_abs
+    gap = measure(observed, expected)
+    if not gap > 0 or gap == float("inf"):
+        return None
+    allowed = max(REST * gap, min(noise, BARELY * gap))
+    best, left = None, float("inf")
+    for cause, what, predicted in conditions:
+        rest = measure(observed, predicted)
+        fits = rest <= allowed and (distance or _most(observed, expected, predicted, noise))
+        if fits and (best is None or (left > PERFECT * gap and rest < left / 2)):
+            best, left = (cause, what), rest
+    return best
+
+
+def _most(observed: Any, expected: Any, predicted: Any, noise: float) -> bool:
+    """Whether a prediction is far nearer than the reference, for most of the numbers that differ by more than noise."""
+    observed, expected, predicted = (np.asarray(a, float) for a in (observed, expected, predicted))
+    gaps = np.abs(observed - expected)
+    differ = gaps > max(noise, 1e-12)
+    left = np.abs(observed - predicted) <= np.maximum(BARELY * gaps, noise)
+    return bool(left[differ].mean() >= EXPLAINED) if differ.any() else True
+
+
+def mean_abs(a: Any, b: Any) -> float:
+    """Mean absolute difference; infinite where shapes differ or a number is not finite."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    if a.shape != b.shape or not a.size:
+        return float("inf")
+    found = float(np.abs(a - b).mean())
+    return found if np.isfinite(found) else float("inf")
+
+
+def number_apart(a: list[Any], b: list[Any]) -> float:
+    """Number of places at which two lists differ."""
+    return float(sum(x != y for x, y in zip(a, b, strict=True))) if len(a) == len(b) else float("inf")
+
+
+def factor(observed: np.ndarray, expected: np.ndarray) -> float:
+    """The number by which `expected` is nearest to `observed`, by least squares; NaN if `expected` is 0."""
+    size = float((expected * expected).sum())
+    return float((observed * expected).sum()) / size if size > 0 else float("nan")
+
+
+def slices(tensors: Mapping[str, np.ndarray]) -> dict[str, slice]:
+    """Where the entries of each tensor are, if those of all tensors stand one after the other."""
+    ends = list(itertools.accumulate(map(len, tensors.values())))
+    return {name: slice(end - len(own), end) for (name, own), end in zip(tensors.items(), ends, strict=True)}
+
 
 # Rows
 
@@ -128,11 +205,11 @@ def _altered(plain: Plain, scored: Sequence[Scored]) -> Conditions:
 def of_advantages(rows: Sequence[Row], settings: Settings, observed: np.ndarray, right: np.ndarray) -> Conditions:
     """`observed`: the advantages of the rows, [B]. `right`: those of the settings."""
     cause = "advantages-wrong"
-    rewards, every = np.array([advantages.shaped_reward(row, settings) for row in rows]), ["all"] * len(rows)
+    rewards, every = np.array([loss.shaped_reward(row, settings) for row in rows]), ["all"] * len(rows)
     for scale, baseline in itertools.product((settings.scale, "none", "group", "batch"), ("mean", "leave_one_out")):
         other = replace(settings, scale=scale, baseline=baseline)
-        yield cause, "one group of the whole step", advantages.centred(rewards, every, other)
-        yield cause, f"baseline {baseline} and scale {scale}", advantages.expected(rows, other)
+        yield cause, "one group of the whole step", loss.centred(rewards, every, other)
+        yield cause, f"baseline {baseline} and scale {scale}", loss.advantages(rows, other)
     yield cause, "rewards without a baseline", rewards
     by = factor(observed, right)
     yield cause, f"advantages times {by:.3g}", by * right

@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.run_numbers import (
@@ -317,13 +318,10 @@ def no_signal(n: Numbers) -> dict[str, str]:
 
 def line(values: Sequence[float]) -> tuple[float, float]:
     """(slope, slope in standard errors) of a straight line through equally spaced values, by least squares."""
-    n = len(values)
-    if n < WINDOW:
+    if len(values) < WINDOW:
         return 0.0, 0.0
-    slope, start = statistics.linear_regression(range(n), values)
-    left = math.fsum((v - start - slope * i) ** 2 for i, v in enumerate(values)) / (n - 2)
-    error = math.sqrt(left * 12 / (n * (n * n - 1)))
-    return slope, slope / error if error else math.copysign(math.inf, slope) if slope else 0.0
+    (slope, _), ((variance, _), _) = np.polyfit(np.arange(len(values)), values, 1, cov=True)
+    return float(slope), float(slope / max(math.sqrt(variance), 1e-12))
 
 
 MEMORIES = (("memory/peak_gib", "memory/gpu_gib"), ("memory/resident_gib", "memory/main_gib"))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median, stdev
 
 from plumbob.doctor.environment.matrix import BESIDE, TOLERANCE, Evidence, Matrix, about, alike, otherwise, refuted
-from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import short
 from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, PERFECT
 
@@ -106,14 +105,12 @@ def written(kind: str, control: str = PERFECT) -> Callable[[Matrix], Evidence | 
 
 def _clean(m: Matrix) -> list[str]:
     """Of several components of the reward, those that only perfect transcripts earn."""
-    best = list(m.kind(PERFECT).values())
-    cheap = [p for kind in (EMPTY, *CHEAP) for p in m.kind(kind).values()]
-    names = {name for p in best for name in p.components}
-
-    def mean(played: Sequence[Played], name: str) -> float:
-        return fmean(p.components.get(name, 0.0) for p in played) if played else 0.0
-
-    return sorted(n for n in names if len(names) > 1 and mean(best, n) > 0 and mean(cheap, n) < mean(best, n) / 10)
+    best, cheap = (
+        [p.components for kind in kinds for p in m.kind(kind).values()] for kinds in ((PERFECT,), (EMPTY, *CHEAP))
+    )
+    names = sorted({name for earned in best for name in earned})
+    means = [[fmean([earned.get(n, 0.0) for earned in of] or [0.0]) for of in (best, cheap)] for n in names]
+    return [n for n, (high, low) in zip(names, means, strict=True) if len(names) > 1 and low < high / 10]
 
 
 def empty(m: Matrix) -> Evidence | None:

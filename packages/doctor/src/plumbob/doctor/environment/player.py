@@ -6,6 +6,7 @@ Nothing here knows verifiers, TRL or a tokenizer. A trainer implements `Player`;
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -84,8 +85,7 @@ class Played:
     @property
     def opening(self) -> tuple[Message, ...]:
         """The messages before the model's first turn."""
-        first = next((i for i, message in enumerate(self.messages) if message.sampled), len(self.messages))
-        return self.messages[:first]
+        return tuple(itertools.takewhile(lambda message: not message.sampled, self.messages))
 
     @property
     def prompt(self) -> str:

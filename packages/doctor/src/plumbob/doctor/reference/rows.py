@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,24 +43,16 @@ def row_of(requests: Sequence[Request]) -> Truth:
     """The row of a rollout: the last prompt and its completion, with the loss where each request's completion stands."""
     last = requests[-1]
     ids = [*last.prompt_ids.tolist(), *last.token_ids.tolist()]
-    mask, logprobs = [False] * len(ids), [0.0] * len(ids)
-    for request in requests:
-        for i, logprob in enumerate(request.logprobs.tolist(), start=len(request.prompt_ids)):
-            if i < len(ids):
-                mask[i], logprobs[i] = True, logprob
-    chosen = [i for i, sampled in enumerate(mask) if sampled]
-    return Truth(ids, mask, [logprobs[i] for i in chosen])
+    known = {i: p for one in requests for i, p in enumerate(one.logprobs.tolist(), len(one.prompt_ids)) if i < len(ids)}
+    return Truth(ids, [i in known for i in range(len(ids))], [known[i] for i in sorted(known)])
 
 
 def render(
     tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, header: bool = True
 ) -> list[int]:
     """The ids of a conversation by the tokenizer's own template. `header`: that which opens the assistant's next turn."""
-    return list(
-        _rendered(
-            tokenizer, str(tokenizer.chat_template), json.dumps([list(messages), list(tools)], default=str), header
-        )
-    )
+    given = json.dumps([list(messages), list(tools)], default=str)
+    return list(_rendered(tokenizer, str(tokenizer.chat_template), given, header))
 
 
 @functools.lru_cache(maxsize=16)
@@ -74,10 +67,7 @@ def _rendered(tokenizer: Any, template: str, given: str, header: bool) -> tuple[
 
 def opening(rollout: Rollout) -> list[dict[str, Any]]:
     """The messages before the model's first turn."""
-    for i, message in enumerate(rollout.messages):
-        if message.get("role") == "assistant":
-            return rollout.messages[:i]
-    return rollout.messages
+    return list(itertools.takewhile(lambda message: message.get("role") != "assistant", rollout.messages))
 
 
 def prompts(record: StepRecord, rollout: Rollout, tokenizer: Any) -> dict[str, list[int]]:

@@ -15,6 +15,8 @@ from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import AREAS, STAGES, Finding
 
 MARKS = {"pass": "ok", "fail": "FAIL", "error": "ERROR", "unsure": "-"}
+BEFORE = {"pass": "", "fail": "not so: ", "error": "not completed: ", "unsure": "not examined: "}
+"""What stands before the statement of a check, by its verdict."""
 MOST_WIDTH = 100
 """Widest text, however wide a terminal is."""
 LABEL, ITEM = 10, "-"
@@ -30,9 +32,8 @@ def lines(x: Examination, *, everything: bool = False, width: int = 80) -> Itera
             mark, said = area(found)
             yield from _wrapped(f"{MARKS[mark]:<5}  {AREAS[stage]:<{most}}  ", said, width)
             for finding in found if everything else ():
-                what = {"pass": "", "fail": "not so: ", "error": "not completed: ", "unsure": "not examined: "}
                 evidence = f" ({finding.evidence})" if finding.evidence else ""
-                said = f"{what[finding.verdict]}{finding.check}{evidence}"
+                said = f"{BEFORE[finding.verdict]}{finding.check}{evidence}"
                 yield from _wrapped(f"  {MARKS[finding.verdict]:<5}  ", said, width)
     for label, text in conclusion(x):
         if not label:
@@ -88,16 +89,14 @@ def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
         yield "again by", first.command
     if cause.source:
         yield "reported", cause.source
-    symptoms = [f for f in ranked[1:] if is_symptom(f.cause or "")]
-    for title, findings in (
-        ("Further failures, which may be consequences of this cause:", [f for f in ranked[1:] if f not in symptoms]),
-        ("Further symptoms:" if cause.symptom else "Symptoms, which it may explain:", symptoms),
-    ):
-        if findings:
+    title = "Further failures, which may be consequences of this cause:"
+    for symptom in (False, True):
+        if findings := [f for f in ranked[1:] if is_symptom(f.cause or "") is symptom]:
             yield "", title
         for finding in findings:
             where = f"; where: {finding.place}" if finding.place else ""
             yield ITEM, f"{finding.cause}: expected: {finding.check}; found: {finding.evidence}{_step(finding)}{where}"
+        title = "Further symptoms:" if cause.symptom else "Symptoms, which it may explain:"
 
 
 def _step(finding: Finding) -> str:

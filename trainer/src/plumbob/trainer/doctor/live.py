@@ -140,18 +140,16 @@ class Kept:
     records: list[StepRecord] = field(default_factory=list)
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._remember()
-
-    def _remember(self) -> None:
-        self.weights.append({name: t.detach().cpu().clone() for name, t in self.live.tensors().items()})
-
     def wants(self, step: int) -> bool:
         return step < self.most
 
+    def remember(self) -> None:
+        """Keep the weights of now."""
+        self.weights.append({name: t.detach().cpu().clone() for name, t in self.live.tensors().items()})
+
     def keep(self, made: Callable[[], StepRecord]) -> None:
         self.records.append(made())
-        self._remember()
+        self.remember()
 
 
 def record_steps(live: LiveRun, count: int, most: int | None = None) -> Kept:
@@ -161,6 +159,7 @@ def record_steps(live: LiveRun, count: int, most: int | None = None) -> Kept:
     its step is recorded.
     """
     run, kept = live.run, Kept(live, count if most is None else most)
+    kept.remember()
     before = copy.copy(vars(run.state))
     interruption = Interruption()
     try:

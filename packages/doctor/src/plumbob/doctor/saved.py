@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console import UserError
-from plumbob.doctor.environment.hands import Hand, gold_field
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Played, Task, messages_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import says_failed
-from plumbob.doctor.environment.transcripts import EMPTY
+from plumbob.doctor.environment.transcripts import EMPTY, Hand, gold_field
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.run_numbers import of_groups

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from plumbob.doctor.environment.hands import Hand, deal
 from plumbob.doctor.environment.player import Call, Played, Player, Script, Turn
 from plumbob.doctor.environment.texts import chosen, short, squeezed
-from plumbob.doctor.environment.transcripts import EMPTY, LATER, ODD, OTHERS, PERFECT, WRONG, Known, Turns
+from plumbob.doctor.environment.transcripts import EMPTY, LATER, ODD, OTHERS, PERFECT, WRONG, Hand, Known, Turns, deal
 
 T = TypeVar("T")
 Make = Callable[[int], Turns | None]

@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 from plumbob.doctor.environment import player
 from plumbob.doctor.environment.grading import HALF
-from plumbob.doctor.environment.hands import Hand
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Message, Played, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
-from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, PERFECT, WRONG, Known
+from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, PERFECT, WRONG, Hand, Known
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.stages import DROPOUT
 from plumbob.doctor.trl.settings import dropout, schemas, tokenizer_of

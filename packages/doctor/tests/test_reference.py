@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plumbob.doctor.explain import explain
+from plumbob.doctor.explain import alternatives, explain, leaving_out
 from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.record import Row, Settings, TensorSample
-from plumbob.doctor.reference import loss, sampling
+from plumbob.doctor.reference import formulas
 from plumbob.doctor.reference import model as plain_model
-from plumbob.doctor.reference.optimizer import change, rate
+from plumbob.doctor.reference.formulas import change, rate
 from plumbob.doctor.reference.rows import load_tokenizer
 from plumbob.doctor.stages import LIKELIER
 from plumbob.trainer.config.bundled_models import bundled_folder
@@ -30,13 +30,13 @@ def rows_with(rewards: list[float], groups: str, **fields: object) -> list[Row]:
 
 def test_advantages() -> None:
     rows = rows_with([1, 0, 0, 3, 3, 3], "aaabbb")
-    assert loss.advantages(rows, Settings()) == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0, 0, 0])
-    left_out = loss.advantages(rows, Settings(baseline="leave_one_out"))
+    assert formulas.advantages(rows, Settings()) == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0, 0, 0])
+    left_out = formulas.advantages(rows, Settings(baseline="leave_one_out"))
     assert left_out == pytest.approx([1, -0.5, -0.5, 0, 0, 0])
-    scaled = loss.advantages(rows, Settings(scale="group", scale_epsilon=0.0))
+    scaled = formulas.advantages(rows, Settings(scale="group", scale_epsilon=0.0))
     assert scaled == pytest.approx([2 / 3 * 3**0.5, -(3**0.5) / 3, -(3**0.5) / 3, 0, 0, 0])
     cut = rows_with([1, 0], "aa", truncated=True)
-    assert loss.advantages(cut, Settings(overlong="penalise", overlong_penalty=1.0)) == pytest.approx([0.5, -0.5])
+    assert formulas.advantages(cut, Settings(overlong="penalise", overlong_penalty=1.0)) == pytest.approx([0.5, -0.5])
 
 
 @pytest.mark.parametrize("bound", ["clip", "cap"])
@@ -65,17 +65,17 @@ def test_slopes_are_the_derivatives_of_the_loss(bound: str, ratio: str, estimato
     kl = {"k1": apart, "k2": apart**2 / 2, "k3": (-apart).exp() - 1 + apart}[estimator]
     total = (w * (-c * gain + 0.3 * (lp - old).exp().detach() * kl)).sum()
     (wanted,) = torch.autograd.grad(total, lp)
-    tokens = loss.Tokens(*(t.detach().numpy() for t in (a, w, c, lp, old)), rows.numpy(), ref.numpy())
-    assert loss.slopes(tokens, s) == pytest.approx(wanted.numpy(), abs=1e-12)
+    tokens = formulas.Tokens(*(t.detach().numpy() for t in (a, w, c, lp, old)), rows.numpy(), ref.numpy())
+    assert formulas.slopes(tokens, s) == pytest.approx(wanted.numpy(), abs=1e-12)
 
 
 def test_weights_of_the_reductions() -> None:
     rows = rows_with([0, 1], "aa")
     rows[1].loss_mask = np.array([False, False, True])
-    assert loss.weights(rows, rows, Settings(reduction="rows")) == [1 / 4, 1 / 2]
-    assert loss.weights(rows, rows, Settings(reduction="constant", max_tokens=10)) == [1 / 20, 1 / 20]
-    assert loss.weights(rows, rows, Settings(reduction="minibatch_tokens")) == [1 / 3, 1 / 3]
-    assert loss.weights(rows[:1], rows, Settings(reduction="step_tokens", num_minibatches=2)) == [2 / 3]
+    assert formulas.weights(rows, rows, Settings(reduction="rows")) == [1 / 4, 1 / 2]
+    assert formulas.weights(rows, rows, Settings(reduction="constant", max_tokens=10)) == [1 / 20, 1 / 20]
+    assert formulas.weights(rows, rows, Settings(reduction="minibatch_tokens")) == [1 / 3, 1 / 3]
+    assert formulas.weights(rows[:1], rows, Settings(reduction="step_tokens", num_minibatches=2)) == [2 / 3]
 
 
 def test_three_updates_are_those_of_torch() -> None:
@@ -119,8 +119,8 @@ def test_draws_from_another_distribution_are_likelier_under_it(change: Any, caus
     random = torch.Generator().manual_seed(0)
     logits, seen = torch.randn(2000, 30, generator=random) * 2, torch.rand(2000, 30, generator=random) < 0.3
     drawn = torch.multinomial(change(logits, seen).softmax(-1), 1, generator=random)[:, 0]
-    plain = sampling.of_tokens(logits, drawn).sum().item()
-    found = {key: other.sum().item() - plain for key, other in sampling.alternatives(logits, drawn, seen, 1.0).items()}
+    plain = plain_model.of_tokens(logits, drawn).sum().item()
+    found = {key: other.sum().item() - plain for key, other in alternatives(logits, drawn, seen, 1.0).items()}
     best = max(found, key=lambda key: found[key])
     assert (best[0] if found[best] > LIKELIER else "") == cause
 
@@ -130,9 +130,9 @@ def test_of_a_large_vocabulary_nothing_is_left_out_beyond_the_tokens_that_are_ra
 ) -> None:
     random = torch.Generator().manual_seed(0)
     logits, tokens = torch.randn(200, 500, generator=random) * 3, torch.randint(0, 500, (200,), generator=random)
-    whole, own = sampling.leaving_out(logits, tokens), sampling.of_tokens(logits, tokens)
-    monkeypatch.setattr(sampling, "MOST_RANKED", 120)
-    for what, found in sampling.leaving_out(logits, tokens).items():
+    whole, own = leaving_out(logits, tokens), plain_model.of_tokens(logits, tokens)
+    monkeypatch.setattr("plumbob.doctor.explain.MOST_RANKED", 120)
+    for what, found in leaving_out(logits, tokens).items():
         same = torch.isclose(found, whole[what], atol=1e-5)
         assert (same | torch.isclose(found, own)).all() and same.any(), what
 
@@ -238,7 +238,9 @@ def test_only_what_leaves_a_twentieth_is_accepted() -> None:
 
 def test_a_made_record_is_right(made_record: Made) -> None:
     record = made_record()
-    assert [row.advantage for row in record.rows] == pytest.approx(list(loss.advantages(record.rows, record.settings)))
+    assert [row.advantage for row in record.rows] == pytest.approx(
+        list(formulas.advantages(record.rows, record.settings))
+    )
 
 
 def test_no_rows_are_computed_in_no_parts() -> None:

@@ -22,9 +22,9 @@ import torch
 from plumbob.doctor import explain
 from plumbob.doctor.explain import Conditions, Scored, number_apart, slices
 from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
-from plumbob.doctor.reference import loss, optimizer, sampling
+from plumbob.doctor.reference import formulas
 from plumbob.doctor.reference import rows as reference
-from plumbob.doctor.reference.model import Live, Plain, load, plain_name
+from plumbob.doctor.reference.model import Live, Plain, load, of_tokens, plain_name
 
 Limit = dict[str, float]
 """Precision -> the largest difference of a healthy run."""
@@ -318,8 +318,8 @@ def draws(x: Examined, out: Outcome) -> None:
             break
     with torch.no_grad():
         for i, logits, tokens in itertools.chain.from_iterable(x.plain.scored(read)):
-            plain, seen = sampling.of_tokens(logits, tokens), sampling.seen_before(*read[i], logits.shape[-1])
-            for name, other in sampling.alternatives(logits, tokens, seen, s.temperature).items():
+            plain, seen = of_tokens(logits, tokens), explain.seen_before(*read[i], logits.shape[-1])
+            for name, other in explain.alternatives(logits, tokens, seen, s.temperature).items():
                 likelier[name] += float((other - plain).sum(dtype=torch.double))
     if not likelier:
         return out.skip("no requests were recorded")
@@ -410,7 +410,7 @@ def advantage(x: Examined, out: Outcome) -> None:
     numbers = [i for i, row in enumerate(record.rows) if math.isfinite(row.reward)]
     known = [record.rows[i] for i in numbers]
     given = {t.row: float(t.advantages[0]) for u in record.updates for t in u.trained if len(t.advantages)}
-    expected, own = loss.advantages(known, s), np.array([row.advantage for row in known])
+    expected, own = formulas.advantages(known, s), np.array([row.advantage for row in known])
     late = np.array([given.get(i, row.advantage) for i, row in zip(numbers, known, strict=True)])
     scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(own).max(initial=0)))
     rounded = _rounded_rewards(known, s) / scale
@@ -478,7 +478,7 @@ def weights(x: Examined, out: Outcome) -> None:
         members = [record.rows[i] for i in update.members if i >= 0]
         if len(members) < len(update.members) or any(t.row < 0 for t in update.trained):
             return out.fail("row-not-what-was-sampled", "a row of the update is none of the step's")
-        expected = dict(zip(update.members, loss.weights(members, record.rows, s), strict=True))
+        expected = dict(zip(update.members, formulas.weights(members, record.rows, s), strict=True))
         kl = s.kl_beta > 0 and s.kl_place == "loss"
         due = {i for i in update.members if expected[i] and (record.rows[i].advantage or kl)}
         left = due - {t.row for t in update.trained}
@@ -503,7 +503,7 @@ def corrections(x: Examined, out: Outcome) -> None:
         engine = x.record.rows[t.row].sampling_logprobs
         if engine is None or len(engine) != len(t.old_logprobs):
             continue
-        expected = loss.corrections(t.old_logprobs, engine, x.record.settings)
+        expected = formulas.corrections(t.old_logprobs, engine, x.record.settings)
         # At a bound, rounding may fall on either side of it.
         apart = np.sort(np.abs(t.corrections - expected))[: max(1, int(0.99 * len(expected)))]
         out.gap = max(out.gap, float(apart.max(initial=0)))
@@ -513,7 +513,7 @@ def corrections(x: Examined, out: Outcome) -> None:
 
 
 COLUMNS = ("advantages", "weights", "corrections", "logprobs", "old_logprobs")
-"""Fields of the record that the loss is given, in the order of `loss.Tokens`."""
+"""Fields of the record that the loss is given, in the order of `formulas.Tokens`."""
 
 
 @_stage("loss", "the loss has the slopes of its formula")
@@ -547,8 +547,8 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     microbatch = np.repeat([one.microbatch for one in trained] or [0], sizes)
     rows_ = np.repeat(np.arange(len(given)), sizes) if trained else column("rows").astype(int)
     apart = None if any(one.reference_logprobs is None for one in given) else column("reference_logprobs")
-    tokens, observed = loss.Tokens(*map(column, COLUMNS), rows_, apart), column("slopes")
-    expected = loss.slopes(tokens, x.record.settings)
+    tokens, observed = formulas.Tokens(*map(column, COLUMNS), rows_, apart), column("slopes")
+    expected = formulas.slopes(tokens, x.record.settings)
     scale = float(np.abs(expected).max(initial=0)) or float(np.abs(observed).max(initial=0)) or 1.0
     gaps = np.abs(observed - expected) / scale
     out.gap = max(out.gap, float(gaps.max(initial=0)))
@@ -661,7 +661,7 @@ def update(x: Examined, out: Outcome) -> None:
         tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
         norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
         if tensors and math.isfinite(norm):
-            change = functools.partial(optimizer.change, tensors, norm, record.step, record.settings)
+            change = functools.partial(formulas.change, tensors, norm, record.step, record.settings)
             if _update_differs(out, tensors, change, f"update {k + 1} of step {record.step + 1}"):
                 return
     if not out.evidence:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,12 +111,6 @@ def evaluated_otherwise(n: Numbers) -> str | None:
     return (
         f"after step {number(row, 'step'):.0f} held-out tasks earn {value:.3f}, and new training tasks {training:.3f}"
     )
-
-
-def evaluations(n: Numbers, name: str) -> list[tuple[int, float]]:
-    """(step, value) of all evaluations, the one before the first step included."""
-    found = [(0, number(n.before, name))] if name in n.before else []
-    return found + [(int(number(row, "step")), number(row, name)) for row in n.rows if row.get(name) is not None]
 
 
 # Engine and trainer, sampling, limits
@@ -355,7 +349,10 @@ def memory(n: Numbers) -> str | None:
 
 
 def hacked(n: Numbers) -> str | None:
-    known = evaluations(n, "eval/greedy")
+    rows = [{"step": 0.0, **n.before}, *n.rows]
+    known = [
+        (int(number(row, "step")), number(row, "eval/greedy")) for row in rows if row.get("eval/greedy") is not None
+    ]
     if len(known) < 2:
         return None
     best_step, best = max(known, key=lambda one: one[1])
@@ -568,7 +565,7 @@ def judge(
     plan: Plan,
     *,
     before: Row | None = None,
-    saved_model: Mapping[str, float] | None = None,
+    saved_model: Row | None = None,
     patience: int = WINDOW,
 ) -> Trends:
     """The trends of a run that is over, or of its steps so far. `before`, `saved_model`: see `Numbers`."""

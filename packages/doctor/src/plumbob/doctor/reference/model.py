@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from plumbob.doctor.record import Settings
-from plumbob.doctor.reference.sampling import of_tokens
 from transformers import AutoModelForCausalLM
 
 Rows = Sequence[tuple[Sequence[int], Sequence[bool]]]
@@ -150,6 +149,11 @@ class Plain:
                 with self._precision():
                     torch.stack(sums).sum().backward()
             return {name: p.grad for name, p in wanted.items() if p.grad is not None}
+
+
+def of_tokens(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [n] of `tokens` [n] under logits [n, V]."""
+    return logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def load(settings: Settings) -> Plain:

@@ -1,9 +1,11 @@
-"""Advantages from rewards, token weights, importance weights and the slopes of the loss, in float64.
+"""Advantages from rewards, token weights, importance weights, the slopes of the loss, and updates by AdamW, in float64.
 
 Advantages are those of GRPO (arXiv:2402.03300, sec. 4.1.2), Dr. GRPO (arXiv:2503.20783) and RLOO (arXiv:2402.14740).
 The loss is sum_t w_t (-c_t J_t + beta r_t KL_t): PPO's clipped objective J (arXiv:1707.06347, eq. 7) with DAPO's two bounds
 (arXiv:2503.14476, eq. 8), CISPO's capped one (arXiv:2506.13585, eq. 4), or GSPO's ratio of a whole row (arXiv:2507.18071,
 eq. 14); c_t is the trainer's probability over the engine's. Its slope in a token's log-probability is what trains.
+
+AdamW is that of Loshchilov & Hutter, arXiv:1711.05101, algorithm 2.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from plumbob.doctor.record import Row, Settings
+from plumbob.doctor.record import Row, Settings, TensorSample
 
 LARGEST = 20.0
 """Logarithm of the largest ratio: beyond it every trainer clamps."""
+CLIP_EPSILON = 1e-6
+"""What torch adds to the norm that it divides by."""
 
 
 def advantages(rows: Sequence[Row], settings: Settings) -> np.ndarray:
@@ -139,3 +143,43 @@ def kl_slopes(tokens: Tokens, settings: Settings, estimator: str | None = None) 
 def slopes(tokens: Tokens, settings: Settings) -> np.ndarray:
     """[N] derivative of the loss in each token's log-probability."""
     return policy_slopes(tokens, settings) + kl_slopes(tokens, settings)
+
+
+def rate(settings: Settings, step: int) -> float:
+    """The learning rate of training step `step`, from 0."""
+    step = max(step, 0)
+    if step < settings.warmup:
+        return settings.learning_rate * (step + 1) / settings.warmup
+    done = (step - settings.warmup) / max(settings.num_steps - settings.warmup, 1)
+    match settings.schedule:
+        case "linear":
+            return settings.learning_rate * max(1 - done, 0.0)
+        case "cosine":
+            return settings.learning_rate * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    return settings.learning_rate
+
+
+def clipping(settings: Settings, norm: float) -> float:
+    """The factor by which a gradient of this norm is multiplied."""
+    return min(1.0, settings.max_norm / (norm + CLIP_EPSILON)) if settings.max_norm else 1.0
+
+
+def change(
+    tensors: Sequence[TensorSample], norm: float, step: int, settings: Settings, times: float = 1.0
+) -> np.ndarray:
+    """[E] change of the recorded entries of tensors with a gradient, one tensor's after the other's, in one update.
+
+    `norm`: of the whole gradient, before clipping. `step`: the training step. `times`: of the learning rate.
+    """
+    s, lr, found = settings, times * rate(settings, step), []
+    stated = any(t.weight_decay for t in tensors)  # trainers leave it out for norms and biases
+    for t in tensors:
+        w, g = t.before.astype(float), np.asarray(t.gradient, float) * clipping(s, norm)
+        known = t.moments_before is not None
+        first, second = t.moments_before.astype(float) if known else np.zeros((2, len(w)))
+        k = max(t.updates, 1) if known else 1
+        first, second = s.beta1 * first + (1 - s.beta1) * g, s.beta2 * second + (1 - s.beta2) * g**2
+        adam = first / (1 - s.beta1**k) / (np.sqrt(second / (1 - s.beta2**k)) + s.epsilon_adam)
+        decay = s.weight_decay if t.weight_decay or not stated else 0.0
+        found.append(-lr * decay * w - lr * adam)
+    return np.concatenate(found)

@@ -437,48 +437,47 @@ class Trend:
     """Id of the cause, if it is false."""
     check: Callable[[Numbers], str | None]
     """Evidence that it is false; None if it is not."""
-    first: int = WINDOW
-    """The first step in which it can speak."""
     needs: tuple[str, ...] = ()
     """Metrics without any of which it cannot be examined."""
+    first: int = WINDOW
+    """The first step in which it can speak."""
     withdrawn: bool = False
     """Whether a later rise of the reward contradicts what earlier steps showed."""
 
 
 TRENDS: tuple[Trend, ...] = (
-    Trend("constant", "not all rewards are the same number", "reward-wrong", constant, 3, ("reward/std",)),
-    Trend("tool-errors", "the tools work", "tools-fail", tool_errors, WINDOW, ("rollout/tool_errors",)),
-    Trend("calls-read", "tools are called, in a form that is read", "calls-not-read", unread, WINDOW, ("rollout/tools",)),
+    Trend("constant", "not all rewards are the same number", "reward-wrong", constant, ("reward/std",), 3),
+    Trend("tool-errors", "the tools work", "tools-fail", tool_errors, ("rollout/tool_errors",)),
+    Trend("calls-read", "tools are called, in a form that is read", "calls-not-read", unread, ("rollout/tools",)),
     Trend("evaluated-alike", "held-out tasks are asked and scored as training tasks", "evaluation-differs", evaluated_otherwise),
-    Trend("gap", "engine and trainer agree on sampled tokens", "engine-trainer-mismatch", gap, WINDOW, ("sync/sampling_gap",)),
-    Trend("whole-vocabulary", "no token is left out of the sampling", "sampling-altered", narrowed, 1),
-    Trend("errors", "rollouts end without errors", "rollouts-fail", errors, WINDOW, ("rollout/errored",)),
-    Trend("cut-off", "rollouts end by themselves", "truncated-rollouts", cut_off, WINDOW, ("rollout/truncated_share",)),
-    Trend("alike", "the rollouts of a group differ", "groups-without-variety", lambda n: no_signal(n).get("alike"), WINDOW,
+    Trend("gap", "engine and trainer agree on sampled tokens", "engine-trainer-mismatch", gap, ("sync/sampling_gap",)),
+    Trend("whole-vocabulary", "no token is left out of the sampling", "sampling-altered", narrowed, (), 1),
+    Trend("errors", "rollouts end without errors", "rollouts-fail", errors, ("rollout/errored",)),
+    Trend("cut-off", "rollouts end by themselves", "truncated-rollouts", cut_off, ("rollout/truncated_share",)),
+    Trend("alike", "the rollouts of a group differ", "groups-without-variety", lambda n: no_signal(n).get("alike"),
           ("groups/count",)),
-    Trend("tiny-scaled", "scaling makes no tiny differences large", "tiny-std-scaling", tiny_scaled, WINDOW,
-          ("groups/tiny_spread_share",)),
-    Trend("kl-pull", "the KL term pulls less than the advantages", "kl-too-large", kl_pull, WINDOW, ("policy/kl",)),
-    Trend("gradient", "groups with a signal give a gradient", "no-gradient", without_gradient, WINDOW, ("optimizer/grad_norm",)),
-    Trend("finite", "rewards and gradients are finite numbers", "not-finite", not_finite, WINDOW, ("rollout/not_finite",)),
-    Trend("weights-move", "updates change the weights", "update-differs-from-settings", weights_stand_still, WINDOW,
+    Trend("tiny-scaled", "scaling makes no tiny differences large", "tiny-std-scaling", tiny_scaled, ("groups/tiny_spread_share",)),
+    Trend("kl-pull", "the KL term pulls less than the advantages", "kl-too-large", kl_pull, ("policy/kl",)),
+    Trend("gradient", "groups with a signal give a gradient", "no-gradient", without_gradient, ("optimizer/grad_norm",)),
+    Trend("finite", "rewards and gradients are finite numbers", "not-finite", not_finite, ("rollout/not_finite",)),
+    Trend("weights-move", "updates change the weights", "update-differs-from-settings", weights_stand_still,
           ("optimizer/moved_share",)),
-    Trend("fast-enough", "updates are large enough to change the policy", "learning-rate-too-low", too_slow, WINDOW,
+    Trend("fast-enough", "updates are large enough to change the policy", "learning-rate-too-low", too_slow,
           ("optimizer/update_rms",)),
-    Trend("rate-lasts", "the learning rate lasts to the run's end, and jumps nowhere", "schedule-hides-rate", rate_otherwise, 4,
-          ("optimizer/learning_rate",)),
-    Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step, WINDOW,
+    Trend("rate-lasts", "the learning rate lasts to the run's end, and jumps nowhere", "schedule-hides-rate", rate_otherwise,
+          ("optimizer/learning_rate",), 4),
+    Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step,
           ("policy/step_kl",), withdrawn=True),
-    Trend("saved", "the saved model is the trained one", "saved-model-differs", saved, 1, ("saved_gap",)),
-    Trend("never", "the model sometimes succeeds", "never-succeeds", lambda n: no_signal(n).get("never"), WINDOW,
+    Trend("saved", "the saved model is the trained one", "saved-model-differs", saved, ("saved_gap",), 1),
+    Trend("never", "the model sometimes succeeds", "never-succeeds", lambda n: no_signal(n).get("never"),
           ("groups/count",), withdrawn=True),
-    Trend("little", "enough groups of a step have a signal", "too-little-signal", lambda n: no_signal(n).get("little"), WINDOW,
+    Trend("little", "enough groups of a step have a signal", "too-little-signal", lambda n: no_signal(n).get("little"),
           ("groups/count",), withdrawn=True),
-    Trend("memory", "memory lasts to the run's end", "memory-grows", memory, LATE + WINDOW,
-          ("memory/peak_gib", "memory/resident_gib")),
-    Trend("held-out", "the held-out reward follows the training reward", "reward-hacked", hacked, WINDOW, ("eval/greedy",)),
-    Trend("keeps", "the policy keeps what it has learned", "policy-breaks", breaks, 2 * WINDOW + 1, ("reward/mean",)),
-    Trend("lasts", "the reward does not fall while the policy drifts", "policy-breaks", decays, LATE, ("reward/mean",)),
+    Trend("memory", "memory lasts to the run's end", "memory-grows", memory,
+          ("memory/peak_gib", "memory/resident_gib"), LATE + WINDOW),
+    Trend("held-out", "the held-out reward follows the training reward", "reward-hacked", hacked, ("eval/greedy",)),
+    Trend("keeps", "the policy keeps what it has learned", "policy-breaks", breaks, ("reward/mean",), 2 * WINDOW + 1),
+    Trend("lasts", "the reward does not fall while the policy drifts", "policy-breaks", decays, ("reward/mean",), LATE),
 )  # fmt: skip
 """The table, in the order of the data."""
 

@@ -318,29 +318,28 @@ def line(values: Sequence[float]) -> tuple[float, float]:
     return float(slope), float(slope / max(math.sqrt(variance), 1e-12))
 
 
-MEMORIES = (("memory/peak_gib", "memory/gpu_gib"), ("memory/resident_gib", "memory/main_gib"))
-"""(what a step takes, what there is)."""
+MEMORIES = {
+    "memory/peak_gib": ("GPU memory", "memory/gpu_gib"),
+    "memory/resident_gib": ("main memory", "memory/main_gib"),
+}
+"""What a step takes -> what it is called, and what there is."""
 
 
 def memory(n: Numbers) -> str | None:
     if n.steps < LATE + WINDOW:  # the first steps make the optimizer's state, compile, and warm caches up
         return None
-    rows = n.rows[-LATE:]
-    parts = [rows[i : i + WINDOW] for i in range(0, LATE, WINDOW)]
-    for used, room in MEMORIES:
+    parts = [n.rows[-LATE:][i : i + WINDOW] for i in range(0, LATE, WINDOW)]
+    # Memory follows the tokens of the largest pass and of rollouts, whatever else it holds.
+    tokens = ("train/largest_pass", "rollout/row_tokens")
+    explained = max(1.0, *(median(parts[2], name) / max(median(parts[0], name), 1.0) for name in tokens))
+    for used, (what, room) in MEMORIES.items():
         first, middle, now = (median(part, used) for part in parts)
-        most, values = number(rows[-1], room), [number(r, used) for r in n.rows[WINDOW:][-100:] if used in r]
-        if not first or not most:
-            continue
+        most, values = number(n.rows[-1], room), [number(r, used) for r in n.rows[WINDOW:][-100:] if used in r]
         (slope, t), growth = line(values), (now - first) / (2 * WINDOW)
-        # Memory follows the tokens of the largest pass and of rollouts, whatever else it holds.
-        tokens = ("train/largest_pass", "rollout/row_tokens")
-        explained = max(1.0, *(median(parts[2], name) / max(median(parts[0], name), 1.0) for name in tokens))
         # What has grown once, and what fills up, does not grow in both halves as in the whole run.
         steady = t > SURE and min(middle - first, now - middle) > 0.8 * WINDOW * max(slope, growth) > 0
         full = n.steps + max(most - now, 0.0) / max(growth, 1e-9)
-        if steady and now > 1.02 * explained * first and full <= (n.plan.num_steps or n.steps):
-            what = "GPU memory" if used == "memory/peak_gib" else "main memory"
+        if first and most and steady and now > 1.02 * explained * first and full <= (n.plan.num_steps or n.steps):
             return (
                 f"{what} {first:.3g} -> {now:.3g} of {most:.3g} GiB in the last {LATE} steps ({growth:+.2g} GiB a step), full in "
                 f"step {full:.0f} of {n.plan.num_steps}"

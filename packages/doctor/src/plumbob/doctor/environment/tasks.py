@@ -15,7 +15,7 @@ from statistics import correlation, fmean
 from typing import NamedTuple
 
 from plumbob.doctor.environment.matrix import TOLERANCE, Evidence, Matrix, refuted
-from plumbob.doctor.environment.player import Played, Task
+from plumbob.doctor.environment.player import Task
 from plumbob.doctor.environment.texts import begins, chosen, followed, normalised, places, short, squeezed, strings
 from plumbob.doctor.environment.transcripts import EMPTY, OTHERS, PERFECT
 
@@ -228,45 +228,31 @@ def _words(task: Task) -> frozenset[str]:
     return frozenset(word for text in _content(task) for word in text.split())
 
 
-def _prompts(m: Matrix | None) -> list[str]:
-    return [p.prompt for p in m.kind(EMPTY).values()] if m else []
-
-
 def prompted(m: Matrix) -> Evidence | None:
     """Training and held-out tasks are put to the model in the same words. Their content may differ."""
-    train, held = _prompts(m), _prompts(m.held_out)
-    if m.held_out is None or min(len(train), len(held)) < COMPARED:
+    train, held = ([p.prompt for p in of.kind(EMPTY).values()] if of else [] for of in (m, m.held_out))
+    if min(len(train), len(held)) < COMPARED:
         return None
-    for name, of, others in (("training", train, held), ("held-out", held, train)):
-        if text := _only_in(of, others):
-            return Evidence(f"every {name} prompt has {text!r}, and no prompt of the others has it")
+    for name, own, rest in (("training", train, held), ("held-out", held, train)):
+        for text in sorted(set.intersection(*({line.strip() for line in prompt.splitlines()} for prompt in own))):
+            wording = (
+                len(re.findall(r"[^\W\d]{2,}", text)) >= 2
+            )  # not a word or a number that all samples happen to have
+            if wording and not any(squeezed(text) in squeezed(prompt) for prompt in rest):
+                return Evidence(f"every {name} prompt has {text[:60]!r}, and no prompt of the others has it")
     return None
-
-
-def _only_in(prompts: Sequence[str], rest: Sequence[str]) -> str:
-    """An instruction, which is a line that is in all prompts and in none of the rest; or ""."""
-    lines = [{line.strip() for line in prompt.splitlines()} for prompt in prompts]
-    for text in set.intersection(*lines):
-        wording = len(re.findall(r"[^\W\d]{2,}", text)) >= 2  # not a word or a number that all samples happen to have
-        if wording and not any(squeezed(text) in squeezed(prompt) for prompt in rest):
-            return text.strip()[:60]
-    return ""
 
 
 def same_range(m: Matrix) -> Evidence | None:
     """Right answers, in each form, are paid in held-out tasks if they are in training tasks."""
-    if m.held_out is None:
-        return None
     for kind in (PERFECT, *OTHERS):
-        train, held = (_unpaid(of, kind) for of in (m, m.held_out))
-        unpaid, missed = [p for p, gone in held if gone], sum(gone for _, gone in train)
-        if missed <= (1 - PAID) * len(train) and len(train) >= COMPARED:
-            text = f"{kind} earns nothing in {{}} held-out tasks, and in {missed} of {len(train)} training tasks"
-            if found := refuted(unpaid, held, text, least=COMPARED, share=HELD_UNPAID):
+        # Whether each rollout earns no more than an empty reply.
+        train, held = (
+            [p.reward <= of.floor(i) + TOLERANCE for i, p in of.kind(kind).items() if i in of.kind(EMPTY)] if of else []
+            for of in (m, m.held_out)
+        )
+        if sum(train) <= (1 - PAID) * len(train) and len(train) >= COMPARED:
+            text = f"{kind} earns nothing in {{}} held-out tasks, and in {sum(train)} of {len(train)} training tasks"
+            if found := refuted([gone for gone in held if gone], held, text, least=COMPARED, share=HELD_UNPAID):
                 return found
     return None
-
-
-def _unpaid(m: Matrix, kind: str) -> list[tuple[Played, bool]]:
-    """Rollouts of a kind, each with whether it earns no more than an empty reply."""
-    return [(p, not p.reward > m.floor(i) + TOLERANCE) for i, p in m.kind(kind).items() if i in m.kind(EMPTY)]

@@ -53,10 +53,9 @@ from plumbob.doctor.run_numbers import (
 def constant(n: Numbers) -> str | None:
     reward = mean(n.start, "reward/mean")
     same = all(number(r, "reward/std", 1.0) == 0 and number(r, "reward/mean") == reward for r in n.start)
+    said = f"each of {total(n.start, 'rollout/count'):.0f} rollouts in {of_first(n.start)} earns {reward:.3g}"
     # A constant 1 is that of a solved task, and 0 or less that of one that the model never solves.
-    if not same or reward <= 0 or reward == 1 or len(n.start) < 3:
-        return None
-    return f"each of {total(n.start, 'rollout/count'):.0f} rollouts in {of_first(n.start)} earns {reward:.3g}"
+    return said if same and 0 < reward != 1 and len(n.start) >= 3 else None
 
 
 # Tools
@@ -79,13 +78,12 @@ def unread(n: Numbers) -> str | None:
     cut = mean(rows, "rollout/truncated_share") > 0.5
     if n.plan.temperature >= HOT or failing(n.first) or cut or not total(rows, "rollout/tools"):
         return None
-    # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
-    if calls >= 0.02 or (calls > 0 and n.solved):
-        return None
     beside = f", beside {malformed + other:.2g} that are not read" if malformed + other else ""
-    return (
+    said = (
         f"{calls:.2g} tool calls per rollout in {of_first(rows)}{beside}, mean reward {mean(rows, 'reward/mean'):.3f}"
     )
+    # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
+    return said if calls < 0.02 and not (calls and n.solved) else None
 
 
 # Evaluation
@@ -129,9 +127,8 @@ def gap(n: Numbers) -> str | None:
         limit = min(limit, max(100 * at_first, 1e-5), 1e-4)
     # With rollouts from earlier weights, only the first step can be judged.
     now = at_first if plan.stale else mean(n.last, "sync/sampling_gap")
-    if now <= limit:
-        return None
-    return f"they differ by {now:.2g} nats per token (in the first step by {at_first:.2g}; limit {limit:.2g})"
+    said = f"they differ by {now:.2g} nats per token (in the first step by {at_first:.2g}; limit {limit:.2g})"
+    return said if now > limit else None
 
 
 def narrowed(n: Numbers) -> str | None:
@@ -142,14 +139,13 @@ def narrowed(n: Numbers) -> str | None:
 
 
 def errors(n: Numbers) -> str | None:
-    every = max(total(n.last, "rollout/count"), 1.0)
-    stuck, failed = total(n.last, "rollout/stuck") / every, total(n.last, "rollout/errored") / every
+    stuck, failed, by_engine = (
+        share(n.last, f"rollout/{what}", "rollout/count") for what in ("stuck", "errored", "engine_errors")
+    )
     if stuck > 0.02:
         return f"in {stuck:.0%} of the last rollouts a tool, hook or reward did not return in time"
-    if failed <= MOST_FAILED:
-        return None
-    by_engine = total(n.last, "rollout/engine_errors") / every
-    return f"{failed:.0%} of the last rollouts ended in an error, {by_engine:.0%} in one of the engine"
+    said = f"{failed:.0%} of the last rollouts ended in an error, {by_engine:.0%} in one of the engine"
+    return said if failed > MOST_FAILED else None
 
 
 CUT = 0.3
@@ -192,9 +188,8 @@ def kl_pull(n: Numbers) -> str | None:
 
 def without_gradient(n: Numbers) -> str | None:
     rows = [r for r in n.last if number(r, "advantage/mean_abs") > 0 and number(r, "optimizer/updates") > 0]
-    if len(rows) < WINDOW - 1 or max(number(r, "optimizer/grad_norm") for r in rows) > 1e-12:
-        return None
-    return f"{len(rows)} steps with advantages other than 0 have a gradient of 0"
+    still = len(rows) >= WINDOW - 1 and max(number(r, "optimizer/grad_norm") for r in rows) <= 1e-12
+    return f"{len(rows)} steps with advantages other than 0 have a gradient of 0" if still else None
 
 
 def not_finite(n: Numbers) -> str | None:

@@ -29,15 +29,13 @@ NEARLY = 0.95
 
 
 def ends(m: Matrix) -> Evidence | None:
-    kinds = {kind: [*cells.values()] for kind, cells in m.cells.items()}
-    kinds["an empty reply to a held-out task"] = [*m.held_out.cells.get(EMPTY, {}).values()] if m.held_out else []
-    for name, played in kinds.items():
-        hung = [p for p in played if p.failure == "hangs"]
-        bad = hung or [p for p in played if p.failure == "fails" and name not in ODD]
+    held = m.held_out.cells.get(EMPTY, {}) if m.held_out else {}
+    for name, cells in {**m.cells, "an empty reply to a held-out task": held}.items():
+        hung = [p for p in cells.values() if p.failure == "hangs"]
+        bad = hung or [p for p in cells.values() if p.failure == "fails" and name not in ODD]
         share = 0.0 if hung else FAILED if name in (PERFECT, EMPTY) else FAILED_OF_A_KIND
-        least = 1 if hung else min(FEWEST, len(played))
-        text = f"{{}} rollouts ({name}) end in errors, or do not end; the first: "
-        if bad and (found := refuted(bad, played, text, lambda p: p.error, least=least, share=share)):
+        text, least = f"{{}} rollouts ({name}) end in errors, or do not end; the first: ", min(FEWEST, len(cells))
+        if bad and (found := refuted(bad, cells, text, lambda p: p.error, least=1 if hung else least, share=share)):
             return found
     return None
 

@@ -610,9 +610,11 @@ def gradient(x: Examined, out: Outcome) -> None:
         out.limit *= max(1.0, x.apart / ROUNDED)
     if out.gap <= out.limit and worst <= (20 * out.limit if x.precision == "float32" else 1.0):
         return
-    earlier = {t.name: t for t in x.previous.updates[-1].tensors} if x.previous and x.previous.updates else {}
-    before = [_known_before(earlier.get(t.name), t.indices) for t in update.tensors] if earlier else None
-    case = explain.of_gradient(observed, sampled, tensors, np.concatenate(before) if before else None)
+    earlier = x.previous.updates[-1].tensors if x.previous and x.previous.updates else []
+    kept = [(t.name, t.indices.tolist(), t.gradient.tolist()) for t in earlier if t.gradient is not None]
+    known = {(name, i): value for name, at, values in kept for i, value in zip(at, values, strict=True)}
+    before = [known.get((t.name, i), math.nan) for t in update.tensors for i in t.indices.tolist()]
+    case = explain.of_gradient(observed, sampled, tensors, np.array(before) if known else None)
     lost = any(expected[at].any() and not observed[at].any() for at in tensors.values())
     general = "no-gradient" if lost else "loss-differs-from-settings"
     out.explained(case, observed, expected, general, 1e-3 * float(np.abs(expected).max()))
@@ -624,15 +626,6 @@ def _worst(out: Outcome, told: str, each: Sequence[tuple[float, str]]) -> float:
     out.evidence = f"{told} of its size, by up to {gap:.2g} in one of {len(each)} tensors"
     out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
     return gap
-
-
-def _known_before(tensor: TensorSample | None, indices: np.ndarray) -> np.ndarray:
-    """The gradient of the update before at these entries; NaN where it was not recorded."""
-    found = np.full(len(indices), np.nan)
-    if tensor is not None and tensor.gradient is not None:
-        _, now, then = np.intersect1d(indices, tensor.indices, return_indices=True)
-        found[now] = tensor.gradient[then]
-    return found
 
 
 UPDATE = 2e-2

@@ -68,8 +68,11 @@ def sample(draw: Any, logits: Any, temperature: Any, uniforms: Any) -> Any:
     return wanted, logprobs + apart[:, 0] / temperature
 
 
-def play(run_rollout: Any, task: Any, engine: Any, chat: Any, sampling: Sampling, *rest: Any, **more: Any) -> Any:
+def play(
+    played: Any, plan: Any, driver: Any, slots: Any, engine: Any, chat: Any, sampling: Sampling, *rest: Any
+) -> Any:
     """Run a rollout whose turns are those of a script."""
+    task = plan.task
     number, oracle = random.Random(sampling.seed), replies_of_messages(task.oracle())
     enough = number.randint(*LENGTHS)
 
@@ -87,7 +90,7 @@ def play(run_rollout: Any, task: Any, engine: Any, chat: Any, sampling: Sampling
         sums["script s"] += time.perf_counter() - start
         return await engine.generate(prompt_ids, Scripted(**vars(sampling), script=tuple(ids)))
 
-    return run_rollout(task, SimpleNamespace(generate=generate), chat, sampling, *rest, **more)
+    return played(plan, driver, slots, SimpleNamespace(generate=generate), chat, sampling, *rest)
 
 
 async def searching(search: Any, *args: Any) -> Any:
@@ -115,6 +118,7 @@ def take_step(train_step: Any, run: Any, *args: Any) -> Any:
     sums.clear()
     start, busy = time.perf_counter(), run.engine.busy_seconds
     metrics, batch = train_step(run, *args)
+    assert sums["script s"], "the rollouts did not follow the script: plumbob.rollout plays them by another function"
     context = sorted(len(row.token_ids) for row in batch.samples)
     row = {"step s": time.perf_counter() - start, **sums, "a search s": sums["a search s"] / max(sums["searches"], 1)}
     row |= {f"{phase} s": metrics[f"time/{phase}"] for phase in ("rollout", "train", "sync")}
@@ -130,7 +134,7 @@ def main() -> None:
     model, records, *more = sys.argv[1:]
     os.environ["PLUMBOB_CACHE"] = tempfile.mkdtemp()  # embeddings of an earlier run would be found in the usual one
     for owner, name, new in (
-        (forward, "sample", sample), (runner, "run_rollout", play), (steps, "train_step", take_step),
+        (forward, "sample", sample), (runner, "_played", play), (steps, "train_step", take_step),
         (semantic.Semantic, "asearch", searching), (bm25.Lexical, "asearch", searching),
         (encoder.Encoder, "_run", encoding), (encoder.Encoder, "_encode", encoding),
     ):  # fmt: skip

@@ -10,11 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from plumbob.console import UserError
+from plumbob.console import INTERRUPTED, UserError
 from plumbob.rollout import EngineError
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
+from plumbob.trainer.rollouts.collect import RolloutSource
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.manifest import write_manifest
 from plumbob.trainer.training import checkpoint
@@ -173,6 +174,36 @@ def test_stale_samples_and_log_probabilities_that_are_not_finite_leave_their_gro
     assert row["rollout/count"] == 16 and row["rollout/errored"] == 0
     assert row["optimizer/skipped"] == 0 and math.isfinite(row["loss"]) and math.isfinite(row["sync/sampling_gap"])
     assert row["train/rows"] <= 16 - row["rollout/stale"] - row["rollout/not_finite"]
+
+
+@pytest.mark.parametrize("engine", ["transformers", "paged"])
+def test_rollouts_beside_a_step_have_its_first_weights_and_are_the_same_again(tmp_path, engine):
+    """The second step's rollouts are those of the untrained policy, as where nothing is learned; the third's are not."""
+    common = {"engine": engine, "max_steps": 3}
+    train(tmp_path, "still", learning_rate=1e-12, **common)
+    rows = train(tmp_path, "ahead", max_staleness=1, **common)
+    assert train(tmp_path, "again", max_staleness=1, **common)[-1]["reward/mean"] == rows[-1]["reward/mean"]
+    ids = {name: [traces(tmp_path / name, step) for step in (1, 2, 3)] for name in ("still", "ahead", "again")}
+    ids = {
+        name: [[node["token_ids"] for t in step for node in t["nodes"]] for step in own] for name, own in ids.items()
+    }
+    assert ids["ahead"] == ids["again"] and ids["ahead"][:2] == ids["still"][:2] and ids["ahead"][2] != ids["still"][2]
+    assert [row["rollout/stale"] for row in rows] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("engine", ["transformers", "paged"])
+def test_ctrl_c_while_the_next_rollouts_are_sampled_keeps_the_step(tmp_path, monkeypatch, engine):
+    settle = RolloutSource.settle
+
+    def asked(self):
+        assert self.under_way
+        self.interruption.requested = True
+        settle(self)
+
+    monkeypatch.setattr(RolloutSource, "settle", asked)
+    settings = {**QUICK, "max_staleness": 1, "max_tokens": 400, "engine": engine, "max_steps": 500}
+    assert run(TrainConfig(**settings, output_dir=str(tmp_path), run_name="r")) == INTERRUPTED
+    assert checkpoint.latest(tmp_path / "r") and len((tmp_path / "r/metrics.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.slow

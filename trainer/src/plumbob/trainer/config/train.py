@@ -160,11 +160,10 @@ class TrainConfig(RolloutOptions, LearningConfig):
         self._check_keep_best()
 
     def _check_vllm(self) -> None:
-        ahead = self.engine == "vllm" and self.peft and not self.vllm_sleep
+        ahead = self.engine != "vllm" or (self.peft and not self.vllm_sleep)
         require(
             not self.max_staleness or ahead,
-            "--max-staleness samples rollouts while a step trains, so it needs --engine vllm and --peft, and no "
-            "--vllm-sleep",
+            "--max-staleness samples rollouts while a step trains, which with --engine vllm needs --peft and no --vllm-sleep",
         )
 
     def _check_mixture(self) -> None:

@@ -9,10 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import verifiers.v1 as vf
 from plumbob.rollout import (
     Chat,
@@ -29,7 +30,7 @@ from plumbob.rollout import (
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.inference.engine import TrainingEngine
+from plumbob.trainer.inference.engine import TrainingEngine, engine_module
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, RunFailed, discard_stale, nothing_to_use
 from plumbob.trainer.rollouts.failures import failure, why_no_turn
 from plumbob.trainer.rollouts.interruption import Interruption
@@ -46,6 +47,8 @@ ROUNDS_TO_SAMPLING = 2
 """Number of rounds of the event loop from a group's beginning to the engine's first turn for it."""
 CLOSING_SECONDS = 30.0
 """How long the end of a run waits for rollouts that are under way in the background to be cancelled."""
+LAST_TURN_SECONDS = 5.0
+"""How long rollouts that were cancelled in the background may take to let go of the engine."""
 MOST_REFILLS = 3
 """Most further rounds of sampling in one step, with --zero-signal refill."""
 MOST_STALE_STEPS = 3
@@ -81,7 +84,8 @@ class Sampler:
 class RolloutSource:
     """The batches of a run's steps, in order.
 
-    With `--max-staleness` the next step's batch is sampled in a thread of its own while a step trains.
+    With `--max-staleness` the next step's batch is sampled in a thread of its own while a step trains, and by an engine in
+    this process in a CUDA stream of its own, whose kernels go first: they are small, and the thread waits for each of them.
     """
 
     def __init__(
@@ -96,6 +100,9 @@ class RolloutSource:
         self.recorded = recorded
         self.sampler, self.world, self.runner, self.interruption = sampler, world, runner, interruption
         self._thread = ThreadPoolExecutor(1) if sampler.config.max_staleness else None
+        self._in_process = engine_module(sampler.config.engine).IN_PROCESS
+        own_stream = self._thread is not None and self._in_process and world.device.type == "cuda"
+        self._stream = torch.cuda.Stream(world.device, priority=-1) if own_stream else None
         self._thread_world = world.for_another_thread() if self._thread else world
         self._ahead: Future[Batch] | None = None
         self._cancel: Callable[[], object] = lambda: None
@@ -119,11 +126,7 @@ class RolloutSource:
             collecting = collect(self.sampler, step, cursor, self.world, recorded=self.recorded(step))
             batch: Batch = self.interruption.run(self.runner, collecting)
         else:
-            while not self._ahead.done():
-                self.interruption.check()
-                if (stretch := blocking.unstoppable()) is not None:
-                    raise RunFailed(blocking.describe(stretch), cause="rollouts-fail")
-                wait([self._ahead], timeout=0.2)
+            self._wait(self._ahead, self.interruption.check)
             ahead, self._ahead = self._ahead, None
             batch = ahead.result()
         allowed = self.sampler.config.max_staleness
@@ -139,6 +142,28 @@ class RolloutSource:
         if step + 1 < self.sampler.config.max_steps:
             self._prepare(batch.cursor)
         return batch
+
+    def settle(self) -> None:
+        """Wait for rollouts under way whose engine computes in this process: until they end, its weights cannot change."""
+        if self._ahead is not None and self._in_process:
+            # The step's weights have moved, so an interruption ends the rollouts alone, and the step is finished.
+            self._wait(self._ahead, self._cancel_if_interrupted)
+            if self._stream is not None:
+                torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _cancel_if_interrupted(self) -> None:
+        if self.interruption.requested and not self.interruption.deferred:
+            with suppress(RuntimeError):  # the event loop may just have been closed
+                self._cancel()
+
+    @staticmethod
+    def _wait(ahead: Future[Batch], check: Callable[[], None]) -> None:
+        """Return when sampling has ended or failed; `check` is called until then. Raises RunFailed if a tool blocks it."""
+        while not ahead.done():
+            check()
+            if (stretch := blocking.unstoppable()) is not None:
+                raise RunFailed(blocking.describe(stretch), cause="rollouts-fail")
+            wait([ahead], timeout=0.2)
 
     def _prepare(self, cursor: int) -> None:
         """Call `prepare_rollouts` of the next step's tasks that have it, for example to embed documents while a step trains."""
@@ -157,7 +182,9 @@ class RolloutSource:
         recorded = self.recorded(step)
         task = loop.create_task(collect(self.sampler, step, cursor, self._thread_world, recorded=recorded))
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        self._ahead = self._thread.submit(_run_to_end, loop, task)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        self._ahead = self._thread.submit(_run_to_end, loop, task, self._stream)
 
     def close(self) -> None:
         """Cancel sampling that is under way, and wait for its end unless the environment hangs."""
@@ -169,11 +196,14 @@ class RolloutSource:
             self._thread.shutdown(wait=False)
 
 
-def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch]) -> Batch:
-    """Run the task to its end in this thread, and close its event loop."""
+def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch], stream: torch.cuda.Stream | None) -> Batch:
+    """Run the task to its end in this thread, its kernels in `stream`, and close its event loop."""
     try:
-        return loop.run_until_complete(task)
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            return loop.run_until_complete(task)
     finally:
+        if others := asyncio.all_tasks(loop):  # that of an engine in this process drops what was cancelled
+            loop.run_until_complete(asyncio.wait(others, timeout=LAST_TURN_SECONDS))
         loop.close()
 
 

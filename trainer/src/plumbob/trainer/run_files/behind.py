@@ -11,17 +11,27 @@ class Behind:
         self._last: Thread | None = None
         self._before: Thread | None = None
 
-    def start(self, work: Callable[[], object]) -> None:
-        """Let `work` be done. Waits while two earlier pieces are not done, so that what they hold does not pile up."""
+    def start(self, work: Callable[[], object], then: Callable[[], object] = lambda: None) -> None:
+        """Let `work` be done. Waits while two earlier pieces are not done, so that what they hold does not pile up.
+
+        `then`: called afterwards, when nothing here holds `work` any more.
+        """
         _join(self._before)
-        self._before = before = self._last
+        self._before, held = self._last, [work]
         # A thread for each piece of work: one that waited for more would keep the process from ending.
-        self._last = Thread(target=lambda: (_join(before), work()), name="behind")
+        self._last = Thread(target=_do, args=(self._last, held, then), name="behind")
+        del work
         self._last.start()
 
     def wait(self) -> None:
         """Return when everything that was begun has ended."""
         _join(self._last)
+
+
+def _do(before: Thread | None, held: list[Callable[[], object]], then: Callable[[], object]) -> None:
+    _join(before)
+    held.pop()()
+    then()
 
 
 def _join(thread: Thread | None) -> None:

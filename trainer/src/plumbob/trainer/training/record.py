@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +115,10 @@ class RunRecorder:
                     f"The traces of step {step} could not be written and are lost: {type(error).__name__}: {error}"
                 )
 
-        self.behind.start(store)
+        # What steps have left behind in cycles, which may hold a GPU's memory. Of all ages: what was in use after its own step,
+        # and is not any more, would otherwise stay until the run ends, because Python hardly ever looks for garbage by
+        # itself here (`OBJECTS_BEFORE_COLLECTION`). It looks at each rollout's objects, so they are written and gone before.
+        self.behind.start(store, gc.collect)
         try:
             self.log.append(metrics)
         except OSError as error:

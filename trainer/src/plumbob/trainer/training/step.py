@@ -109,6 +109,9 @@ def train_step(
     clock.lap("train")
 
     # 4. Weight sync. The engine gets the new weights and acknowledges them with its log-probabilities of fixed ids.
+    if source.under_way:
+        source.settle()
+        clock.lap("rollout")
     wake_engine(run)
     report = None
     try:
@@ -200,13 +203,13 @@ def set_learning_rate(run: Run) -> float:
 
 
 class Stopwatch:
-    """Seconds of each phase of a step. Calling `lap` ends a phase and names it."""
+    """Seconds of each phase of a step. Calling `lap` ends a phase and names it; one that comes twice is added up."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[f"time/{phase}"] = now - self._last
+        now, key = time.perf_counter(), f"time/{phase}"
+        self.seconds[key] = self.seconds.get(key, 0.0) + now - self._last
         self._last = now

@@ -176,10 +176,6 @@ def _take_step(run_: Run, recorder: Recorder, steps: Steps, interruption: Interr
         with suppress(OSError):
             recorder.note(start.first_step_ended(run_.directory, metrics.get("time/rollout", 0.0)))
     batch.release()
-    # What steps have left behind in cycles, which may hold a GPU's memory. Of all ages: what was in use after
-    # its own step, and is not any more, would otherwise stay until the run ends, because Python hardly ever
-    # looks for garbage by itself here (`OBJECTS_BEFORE_COLLECTION`).
-    gc.collect()
     return metrics
 
 

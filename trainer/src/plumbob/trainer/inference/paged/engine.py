@@ -33,7 +33,7 @@ PAGE = 64
 """Positions of a page."""
 TOKENS_PER_RUN = 8
 """Tokens that each active rollout samples before new ones may join and finished ones leave."""
-POLL_SECONDS = 2e-4
+POLL_SECONDS = 1e-3
 """How often the event loop asks whether a run has ended, if it has nothing else to do."""
 SCORED_SINGLY = 2
 """Tokens at the end of the ids of a weight sync's check that are computed one by one: each is a pass over the model."""

@@ -75,14 +75,17 @@ def plan_memory(config: TrainConfig, processes: int) -> MemoryPlan:
         from plumbob.trainer.policy.lora import add_lora
 
         add_lora(model, config)
-    rest_and_recompute = ((False, config.gradient_checkpointing), (True, config.gradient_checkpointing), (True, True))
-    for rests, recomputed in dict.fromkeys(rest_and_recompute):
+    may_rest, given = (
+        not config.max_staleness,
+        config.gradient_checkpointing,
+    )  # with it, the engine samples while a step trains
+    for rests, recomputed in dict.fromkeys(((False, given), (may_rest, given), (may_rest, True))):
         if (found := _fitted(dataclasses.replace(config, gradient_checkpointing=recomputed), model, rests)) is not None:
             return found
     smallest = dataclasses.replace(config, gradient_checkpointing=True)
 
     def fits(gb: int) -> bool:
-        return _fitted(dataclasses.replace(smallest, gpu_memory=f"{gb}GB"), model, True) is not None
+        return _fitted(dataclasses.replace(smallest, gpu_memory=f"{gb}GB"), model, may_rest) is not None
 
     enough = 1 + bisect_left(range(1, 10_000), True, key=fits)
     held = sum(part.size or 0 for part in memory(smallest, model) if part.name not in MOVABLE)

@@ -49,7 +49,8 @@ def give_back(run: Run) -> bool:
     Returns whether it has given back anything that it held before. Collective.
     """
     state, device = run.state, run.world.device
-    if state.engine_asleep or not engine_module(run.config.engine).IN_PROCESS:
+    in_use = run.config.max_staleness > 0  # it samples the next step's rollouts
+    if state.engine_asleep or in_use or not engine_module(run.config.engine).IN_PROCESS:
         return False
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     rest_engine(run)

@@ -124,9 +124,6 @@ class Known:
         opening = self.first[EMPTY][i].opening if i in self.first[EMPTY] else ()
         return opening[-1].text if opening else self.hand.tasks[i].prompt
 
-    def last(self, i: int) -> Turn | None:
-        return self.hand.turns[i][-1] if self.hand.turns[i] else None
-
     def with_answer(self, i: int, change: Callable[[str], str | None]) -> Turns | None:
         """The perfect transcript with another answer in its last turn. None where earlier turns name the right one."""
         turns, gold = self.hand.turns[i], self.hand.golds[i]
@@ -167,27 +164,27 @@ def _in_vain(known: Known, i: int) -> Turns | None:
 
 def _several(known: Known, i: int) -> Turns | None:
     """The last turn alone, with the answers of other tasks beside the right one."""
-    last, gold = known.last(i), known.hand.golds[i]
+    turns, gold = known.hand.turns[i], known.hand.golds[i]
     others = [one for one in dict.fromkeys(known.hand.golds) if apart(one, gold)]
-    if last is None or gold not in said(last) or len(others) < OPTIONS - 1:
+    if not turns or gold not in said(turns[-1]) or len(others) < OPTIONS - 1:
         return None
     options = [others[(i + k) % len(others)] for k in range(OPTIONS - 1)]
     options.insert(i % OPTIONS, gold)
-    return (rewritten(last, lambda text: replaced(text, gold, " or ".join(options))),)
+    return (rewritten(turns[-1], lambda text: replaced(text, gold, " or ".join(options))),)
 
 
 def _form(known: Known, i: int) -> Turns | None:
     """The last turn without its content: empty tags, an empty box, nothing where the answer stood."""
-    last, gold = known.last(i), known.hand.golds[i]
-    if last is None or not gold:
+    turns, gold = known.hand.turns[i], known.hand.golds[i]
+    if not turns or not gold:
         return None
 
     def emptied(text: str) -> str:
         text = _BOXED.sub(r"\\boxed{}", _TAGGED.sub(r"\1\3", text))
         return re.sub(rf"(?<!\w){re.escape(gold)}(?!\w)", "", text)
 
-    empty = rewritten(last, emptied)
-    return (empty,) if said(empty) != said(last) and said(empty).strip() else None
+    empty = rewritten(turns[-1], emptied)
+    return (empty,) if said(empty) != said(turns[-1]) and said(empty).strip() else None
 
 
 def _constant(known: Known, i: int) -> Turns | None:

@@ -159,11 +159,6 @@ def rate(settings: Settings, step: int) -> float:
     return settings.learning_rate
 
 
-def clipping(settings: Settings, norm: float) -> float:
-    """The factor by which a gradient of this norm is multiplied."""
-    return min(1.0, settings.max_norm / (norm + CLIP_EPSILON)) if settings.max_norm else 1.0
-
-
 def change(
     tensors: Sequence[TensorSample], norm: float, step: int, settings: Settings, times: float = 1.0
 ) -> np.ndarray:
@@ -173,8 +168,9 @@ def change(
     """
     s, lr, found = settings, times * rate(settings, step), []
     stated = any(t.weight_decay for t in tensors)  # trainers leave it out for norms and biases
+    clipping = min(1.0, s.max_norm / (norm + CLIP_EPSILON)) if s.max_norm else 1.0
     for t in tensors:
-        w, g = t.before.astype(float), np.asarray(t.gradient, float) * clipping(s, norm)
+        w, g = t.before.astype(float), np.asarray(t.gradient, float) * clipping
         known = t.moments_before is not None
         first, second = t.moments_before.astype(float) if known else np.zeros((2, len(w)))
         k = max(t.updates, 1) if known else 1

@@ -43,11 +43,8 @@ def read(words: Sequence[str], name: str) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--all", action="store_true", help="print each check on a line of its own")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the findings to an HTML page")
-    parser.add_argument(
-        "--confirm",
-        action="store_true",
-        help="try the first remedy, if it is a value of an option: a few steps, three seeds",
-    )
+    trial = "try the first remedy, if it is a value of an option: a few steps, three seeds"
+    parser.add_argument("--confirm", action="store_true", help=trial)
     given = parser.parse_args(words)
     from plumbob.doctor.format import read_right
     from plumbob.doctor.page import PAGE, lines, render
@@ -81,18 +78,16 @@ def _confirmed(reading: Any, x: Any) -> Iterator[str]:
     from plumbob.doctor.trl.reading import COURSE
 
     tried = trial_of(x, reading.options)
-    if isinstance(tried, str) or not reading.script:
-        yield (
-            tried
-            if isinstance(tried, str)
-            else f"{tried[0]}: cannot be tried: the run was not started as `python SCRIPT.py`."
-        )
+    if isinstance(tried, str):
+        yield tried
+        return
+    if not reading.script:
+        yield f"{tried[0]}: cannot be tried: the run was not started as `python SCRIPT.py`."
         return
     command = f"python -m plumbob.doctor arm {shlex.quote(str(reading.folder / COURSE))}"
     # What was run before of another script, or of other options, is not taken for this one.
-    key = hashlib.sha256(
-        Path(reading.script[0]).read_bytes() + str((reading.script, reading.options)).encode()
-    ).hexdigest()[:8]
+    own = Path(reading.script[0]).read_bytes() + str((reading.script, reading.options)).encode()
+    key = hashlib.sha256(own).hexdigest()[:8]
     yield from confirm(tried, reading.folder / f"confirm-{key}", command=command, env="script", model="-")
 
 
@@ -117,9 +112,8 @@ def validate(words: Sequence[str], name: str) -> int:
             print("\n".join(f"{where}: {mistake}" for mistake in record), file=sys.stderr)
             continue
         missing = lacking(record)
-        print(
-            f"{where}: step {record.step + 1}, {len(record.rows)} rows; {len(NEEDS) - len(missing)} of {len(NEEDS)} stages"
-        )
+        stages = f"{len(NEEDS) - len(missing)} of {len(NEEDS)} stages"
+        print(f"{where}: step {record.step + 1}, {len(record.rows)} rows; {stages}")
         for stage, fields in missing.items():
             print(f"  {stage} is not examined: it needs {', '.join(fields)}")
     if not count:

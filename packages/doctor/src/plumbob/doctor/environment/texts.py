@@ -43,15 +43,9 @@ def chosen(count: int, wanted: int, seed: int = 0) -> list[int]:
 
 def strings(value: Any) -> list[str]:
     """All texts and numbers in a nested value, as texts."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, bool) or value is None:
-        return []
-    if isinstance(value, int | float):
-        return [f"{value}"]
-    if isinstance(value, dict):
-        return [text for part in value.values() for text in strings(part)]
-    return [text for part in value for text in strings(part)] if isinstance(value, list | tuple | set) else []
+    if isinstance(value, dict | list | tuple | set):
+        return [text for part in (value.values() if isinstance(value, dict) else value) for text in strings(part)]
+    return [str(value)] if isinstance(value, str | int | float) and not isinstance(value, bool) else []
 
 
 def said(turn: Turn) -> str:

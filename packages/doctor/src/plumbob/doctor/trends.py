@@ -79,9 +79,8 @@ def unread(n: Numbers) -> str | None:
     if n.plan.temperature >= HOT or failing(n.first) or cut or not total(rows, "rollout/tools"):
         return None
     beside = f", beside {malformed + other:.2g} that are not read" if malformed + other else ""
-    said = (
-        f"{calls:.2g} tool calls per rollout in {of_first(rows)}{beside}, mean reward {mean(rows, 'reward/mean'):.3f}"
-    )
+    reward = mean(rows, "reward/mean")
+    said = f"{calls:.2g} tool calls per rollout in {of_first(rows)}{beside}, mean reward {reward:.3f}"
     # Fewer than one call in 50 rollouts: with groups of eight, hardly a group has one to learn from.
     return said if calls < 0.02 and not (calls and n.solved) else None
 
@@ -139,9 +138,8 @@ def narrowed(n: Numbers) -> str | None:
 
 
 def errors(n: Numbers) -> str | None:
-    stuck, failed, by_engine = (
-        share(n.last, f"rollout/{what}", "rollout/count") for what in ("stuck", "errored", "engine_errors")
-    )
+    kinds = ("stuck", "errored", "engine_errors")
+    stuck, failed, by_engine = (share(n.last, f"rollout/{kind}", "rollout/count") for kind in kinds)
     if stuck > 0.02:
         return f"in {stuck:.0%} of the last rollouts a tool, hook or reward did not return in time"
     said = f"{failed:.0%} of the last rollouts ended in an error, {by_engine:.0%} in one of the engine"

@@ -103,9 +103,8 @@ def written(kind: str, control: str = PERFECT) -> Callable[[Matrix], Evidence | 
 
 def _clean(m: Matrix) -> list[str]:
     """Of several components of the reward, those that only perfect transcripts earn."""
-    best, cheap = (
-        [p.components for kind in kinds for p in m.kind(kind).values()] for kinds in ((PERFECT,), (EMPTY, *CHEAP))
-    )
+    kinds = (PERFECT,), (EMPTY, *CHEAP)
+    best, cheap = ([p.components for kind in own for p in m.kind(kind).values()] for own in kinds)
     names = sorted({name for earned in best for name in earned})
     means = [[fmean([earned.get(n, 0.0) for earned in of] or [0.0]) for of in (best, cheap)] for n in names]
     return [n for n, (high, low) in zip(names, means, strict=True) if len(names) > 1 and low < high / 10]

@@ -235,9 +235,8 @@ def prompted(m: Matrix) -> Evidence | None:
         return None
     for name, own, rest in (("training", train, held), ("held-out", held, train)):
         for text in sorted(set.intersection(*({line.strip() for line in prompt.splitlines()} for prompt in own))):
-            wording = (
-                len(re.findall(r"[^\W\d]{2,}", text)) >= 2
-            )  # not a word or a number that all samples happen to have
+            # Not a word or a number that all samples happen to have.
+            wording = len(re.findall(r"[^\W\d]{2,}", text)) >= 2
             if wording and not any(squeezed(text) in squeezed(prompt) for prompt in rest):
                 return Evidence(f"every {name} prompt has {text[:60]!r}, and no prompt of the others has it")
     return None

@@ -16,14 +16,13 @@ from plumbob.doctor.run_numbers import narrowing
 from plumbob.testing.handmade_runs import make_run
 from plumbob.trainer.cli import gather
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.doctor import settings_checks
 from plumbob.trainer.run_files.stopped import STOPPED, Stop, read_stop, write_stop
-from plumbob.trainer.watch.warnings import plan_of, saved_model, stop_finding
+from plumbob.trainer.watch.warnings import plan_of, saved_model, settings_checks, stop_finding
 
 
 def failed_settings(**settings) -> list[str | None]:
     config = dataclasses.replace(TrainConfig(), learning_rate=3e-4, max_steps=40, **settings)
-    return [f.cause for f in settings_checks.checks(config) if f.cause]
+    return [f.cause for f in settings_checks(config) if f.cause]
 
 
 @pytest.mark.parametrize(

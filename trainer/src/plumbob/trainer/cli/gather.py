@@ -29,9 +29,8 @@ from plumbob.trainer.cli.loading import (
 )
 from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.doctor import settings_checks
 from plumbob.trainer.run_files.run_directory import is_in_use, lines_lost, read_metrics
-from plumbob.trainer.watch.warnings import course_of, plan_of, stop_finding
+from plumbob.trainer.watch.warnings import course_of, plan_of, settings_checks, stop_finding
 
 STEPS, RECORDED = 3, 2
 """Number of training steps that `doctor ENV` takes, and how many of them are recorded and compared with the reference."""
@@ -48,7 +47,7 @@ def of_environment(config: TrainConfig, status: Status, *, everything: bool, mod
     Raises UserError if the environment, or the model, cannot be loaded.
     """
     x = Examination(config.env, config.model)
-    x.add("settings", *settings_checks.checks(config))
+    x.add("settings", *settings_checks(config))
     environments = _play(x, config)
     for tasks in environments[:1]:
         _read_template(x, config, tasks)
@@ -80,7 +79,7 @@ def of_run(directory: Path, config: TrainConfig, status: Status, *, everything: 
         )
     judged = course_of(directory, config, rows)
     _records(x, directory, status, model=model)
-    x.add("settings", *settings_checks.checks(config))
+    x.add("settings", *settings_checks(config))
     x.add("trends", *judged.findings())
     if stopped is not None:  # a run that ends is a consequence of what went wrong before
         x.add("run" if not x.names_reason else "trends", stopped)

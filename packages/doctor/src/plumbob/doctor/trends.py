@@ -180,8 +180,9 @@ def kl_pull(n: Numbers) -> str | None:
     advantage = max(mean(rows, "advantage/mean_abs") for rows in (n.first, n.last))
     # Per token the term pulls with beta |log ratio|, where E (log ratio)^2 = 2 k2.
     pull = plan.kl_beta * math.sqrt(2 * abs(kl))
-    said = f"the KL term, beta {plan.kl_beta:g}, pulls with {pull:.2g} against a mean |advantage| of {advantage:.2g}"
-    return said if pull > advantage > 0 and not n.gained(0.1) else None
+    if not plan.kl_beta or not advantage or pull <= advantage or n.gained(0.1):
+        return None
+    return f"the KL term, beta {plan.kl_beta:g}, pulls with {pull:.2g} against a mean |advantage| of {advantage:.2g}"
 
 
 def without_gradient(n: Numbers) -> str | None:

@@ -338,6 +338,13 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "a tool that fails at times": {
         "shown": lambda t, task, text: text if counted(t) % 10 else "Error: busy, call again"
     },
+    "numbers graded by how far off they are": {
+        "train": [in_numbers(task, i % 9 + 1) for i, task in enumerate(TRAIN)],
+        "held_out": [],
+        "grade": lambda t, task, m: (
+            10.0 - abs(int(said) - int(task.fields["answer"])) if (said := last(m).split("\n")[-1]).isdigit() else 0.0
+        ),
+    },
 }
 
 

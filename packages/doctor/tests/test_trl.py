@@ -28,7 +28,7 @@ from datasets import Dataset  # noqa: E402
 from plumbob.doctor.environment.player import Message, Played, Task  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
 from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
-from plumbob.doctor.trl.before import Before, columns_of, examine, plain  # noqa: E402
+from plumbob.doctor.trl.before import Before, _answered, columns_of, examine, plain  # noqa: E402
 from plumbob.doctor.trl.reading import of_folder  # noqa: E402
 
 pytestmark = pytest.mark.trl
@@ -48,12 +48,8 @@ def some(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
 
 
 def rows(count: int = 32) -> Dataset:
-    return Dataset.from_list(
-        [
-            {"prompt": [{"role": "user", "content": f"What is {i} + {i + 3}?"}], "answer": str(2 * i + 3)}
-            for i in range(count)
-        ]
-    )
+    asked = [[{"role": "user", "content": f"What is {i} + {i + 3}?"}] for i in range(count)]
+    return Dataset.from_list([{"prompt": prompt, "answer": str(2 * i + 3)} for i, prompt in enumerate(asked)])
 
 
 def make(
@@ -89,11 +85,8 @@ def make(
 def lora(**changes: Any) -> dict[str, Any]:
     from peft import LoraConfig
 
-    return {
-        "peft_config": LoraConfig(
-            **{"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "lora_dropout": 0.0, **changes}
-        )
-    }
+    usual = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "lora_dropout": 0.0}
+    return {"peft_config": LoraConfig(**{**usual, **changes})}
 
 
 def lookup(key: str) -> str:
@@ -147,12 +140,10 @@ HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
     "bfloat16, checkpointing, decay, warm-up": lambda: {
         "bf16": True, "gradient_checkpointing": True, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 2,
     },
-    "two rewards, some None": lambda: {
-        "reward": [rewards, some],
-        "reward_weights": [1.0, 0.5],
-    },
+    "two rewards, some None": lambda: {"reward": [rewards, some], "reward_weights": [1.0, 0.5]},
     "plain texts": lambda: {"data": Dataset.from_list([{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)])},
     "tools": tools,
+    "a loss of one's own": lambda: {"kind": Reinforce},
     "a form of its own": lambda: {"reward": [in_tags, by_length], "data": asks_for_tags(), "temperature": 1.0},
     "tests of programs": lambda: {"reward": passes, "data": rows().add_column("tests", [f"assert f({i})" for i in range(32)])},
     "rewards that compute, and of the form": lambda: {
@@ -329,6 +320,18 @@ def test_what_right_answers_of_the_run_itself_earn(
     assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}
 
 
+def test_right_answers_of_several_lines_that_alone_earn_nothing() -> None:
+    replies = ("<answer>12</answer>", "So.\n<answer>12</answer>", "<answer>13</answer>", "<answer>11</answer>")
+    asked, before = "Reply as <answer>N</answer>.", Before(columns=["answer"], namers=[True], pays=True)
+    assert judged(asked, replies, (1, 0, 0, 0), before)[-1].cause == "answers-not-parsed"
+    assert judged(asked, replies, (1, 1, 0, 0), before)[-1].cause is None
+
+
+@pytest.mark.parametrize(("shot", "told"), [("5 + 6", True), ("5 + 7", False)])
+def test_examples_that_hold_the_question_itself(shot: str, told: bool) -> None:
+    assert _answered(f"Q: {shot} = ?\nA: 11\nQ: 1 + 2 = ?\nA: 3\nQ: 5 + 6 = ?\nA:", ["11"]) is told
+
+
 TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</answer>")
 
 
@@ -433,15 +436,8 @@ BETWEEN_PROCESSES: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", BETWEEN_PROCESSES)
 def test_a_step_of_two_processes_is_recorded_whole(name: str, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(PROCESSES)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        tmp_path / "run.py",
-    ]
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *words, tmp_path / "run.py"]
     for attached_ in ("False", "True"):
         subprocess.run([*command, Path(__file__).parent, tmp_path, name, attached_], check=True, capture_output=True)
     plain, own = (next((tmp_path / n).glob("*.safetensors")).read_bytes() for n in ("False", "True"))
@@ -618,6 +614,17 @@ class Unclipped(trl.GRPOTrainer):
             self.epsilon_low, self.epsilon_high = kept
 
 
+class Reinforce(trl.GRPOTrainer):
+    """A right loss of the user's own: no ratio, and the mean over rows."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        mask, ids = inputs["completion_mask"], torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        seen = torch.cat([inputs["prompt_mask"], mask], 1)
+        logps = self._get_per_token_logps_and_entropies(model, ids, seen, mask.shape[1])[0]
+        of_rows = (logps * mask).sum(1) / mask.sum(1)
+        return -(of_rows * inputs["advantages"]).mean() / self.current_gradient_accumulation_steps
+
+
 class Frozen(trl.GRPOTrainer):
     """Layers are frozen after the optimizer was made, as by a helper for another purpose."""
 
@@ -701,9 +708,8 @@ def without_column(completions: list[Any], **columns: Any) -> list[float]:
     """Compares with an empty default, where the column is not given."""
     answers = columns.get("answer", [""] * len(completions))
     texts = [c[-1]["content"] for c in completions]
-    return [
-        float(t.split(" ")[-1] == a) + 0.1 * len(set(t)) / (len(t) + 1) for t, a in zip(texts, answers, strict=True)
-    ]
+    shares = [0.1 * len(set(t)) / (len(t) + 1) for t in texts]
+    return [float(t.split(" ")[-1] == a) + s for t, a, s in zip(texts, answers, shares, strict=True)]
 
 
 def contained(completions: list[Any], answer: list[str], **_: Any) -> list[float]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from statistics import fmean, median, stdev
+from collections.abc import Callable, Mapping, Sequence
+from statistics import correlation, fmean, median, stdev
 
 from plumbob.doctor.environment.matrix import BESIDE, TOLERANCE, Evidence, Matrix, about, alike, otherwise, refuted
 from plumbob.doctor.environment.texts import short
-from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, PERFECT
+from plumbob.doctor.environment.transcripts import CHEAP, EMPTY, NEAR, ODD, PERFECT, number_of
 
 FAILED, FAILED_OF_A_KIND = 0.1, 0.33
 """Largest share of the perfect transcripts and empty replies that may fail, and of another kind of transcript."""
@@ -128,12 +128,22 @@ def cheap(m: Matrix) -> Evidence | None:
     for kind in CHEAP:
         shares = m.shares(kind)
         most = MOSTLY if clean or "constant" in kind else HALF
-        if _surely([*shares.values()]) > most:
+        if _surely([*shares.values()]) > most and not _graded(m, kind, shares):
             earned = f"{kind} earns {fmean(shares.values()):.0%} of what right answers earn above empty ones"
             example = about(m.kind(kind)[max(shares, key=lambda i: shares[i])])
             found.append(f"{earned}, in {len(shares)} tasks, as {example}")
     apart = f"; only {', '.join(clean)} tells the two apart" if clean else ""
     return Evidence("; ".join(found[:3]) + apart, clean[0] if clean else "") if found else None
+
+
+def _graded(m: Matrix, kind: str, shares: Mapping[int, float]) -> bool:
+    """Whether wrong numbers earn less the farther they are from the right one: a grade for being near, which nothing exploits."""
+    numbers = {i: [number_of(text) for text in (m.hand.golds[i], m.kind(kind)[i].last)] for i in shares}
+    apart = {i: abs(gold - said) for i, (gold, said) in numbers.items() if gold is not None and said is not None}
+    earned = [shares[i] for i in apart]
+    if len(apart) < FEWEST or min(map(len, map(set, (apart.values(), earned)))) < FEW:
+        return False
+    return correlation(list(apart.values()), earned) < -MOSTLY
 
 
 def near(m: Matrix) -> Evidence | None:

@@ -205,6 +205,12 @@ def _before(text: str) -> Callable[[Known, int], Turns | None]:
     return made
 
 
+def number_of(text: str) -> float | None:
+    """The number at the end of a text, if it has one."""
+    match = _NUMBER.search(text)
+    return float(match[0].replace(",", "")) if match else None
+
+
 def _off(gold: str) -> str | None:
     """The answer with its last number a little larger; None if it does not end with a large enough one."""
     match = _NUMBER.search(gold)

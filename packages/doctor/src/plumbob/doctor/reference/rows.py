@@ -84,8 +84,10 @@ def prompts(record: StepRecord, rollout: Rollout, tokenizer: Any) -> dict[str, l
 
 
 def header_of(tokenizer: Any, rollout: Rollout) -> list[int]:
-    """The ids that open the assistant's turn; empty if the template makes none at the end of a conversation."""
+    """The ids that open the assistant's turn; empty if the template makes none at the end of a conversation, or there is none."""
     messages = opening(rollout)
+    if not messages:  # a template may raise then
+        return []
     whole, without = render(tokenizer, messages), render(tokenizer, messages, header=False)
     return whole[len(without) :] if whole[: len(without)] == without else []
 

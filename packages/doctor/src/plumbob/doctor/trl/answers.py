@@ -57,6 +57,8 @@ class Reply:
     """Whether it marks a whole number that is neither the answer nor that of another column."""
     inside: bool
     """Whether the right answer stands somewhere in it."""
+    lines: bool
+    """Whether it has several lines."""
 
 
 @dataclass
@@ -126,7 +128,8 @@ class Answers:
             own = sum(one.components.get(name, 0.0) for name in self.namers)
             due = form and bool(wanted or answer)
             wrong, inside = whole and not right, gold in text
-            tally.replies.append(Reply(self.groups, right, one.reward, own, form, due, wrong, inside))
+            lines = "\n" in text.strip()
+            tally.replies.append(Reply(self.groups, right, one.reward, own, form, due, wrong, inside, lines))
 
     def _told(self) -> tuple[Any, str, str | None]:
         """(verdict, evidence, cause)"""
@@ -168,10 +171,15 @@ class Answers:
             told = f"completions with the right answer, {of} ({known} of {known + other}), earn what the others of their prompt do"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
             return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
-        due = [r.own <= self.before.silence + TOLERANCE for r in right if r.due]
+        least = self.before.silence + TOLERANCE
+        due = [r.own <= least for r in right if r.due]
         if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
             told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or usual,"
             return f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"
+        unpaid, taken = ([r.lines for r in right if r.due and (r.own <= least) is way] for way in (True, False))
+        if len(unpaid) >= FEW and len(taken) >= FEW and all(unpaid) and not any(taken):
+            told = f"{len(unpaid)} completions of several lines with the right answer, {of}, in a form that is asked for or usual,"
+            return f"{told} earn no more than an empty reply; all {len(taken)} of one line do", "answers-not-parsed"
         wrong, best = [r for r in t.replies if r.wrong], max((r.own for r in right), default=-np.inf)
         paid, less = ([r.inside for r in wrong if (r.own >= best - TOLERANCE) is way] for way in (True, False))
         if pays and len(paid) >= max(FEW, SHARE * len(wrong)) and all(paid) and not any(less):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import math
 import re
 import textwrap
@@ -140,10 +141,24 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     echoed = [*matrix.shares(ECHO).values()]
     golds = [[str(task.handle.get(column, "")).strip() for column in found.columns] for task in tasks]
     held = sum(any(g and places(g, task.prompt) for g in of) for task, of in zip(tasks, golds, strict=True))
+    shown_ = sum(_answered(task.prompt, of) for task, of in zip(tasks, golds, strict=True))
+    told = f"in {shown_} of {len(tasks)} prompts the question stands twice, the first time with its answer"
+    every = 2 * shown_ > len(tasks)
+    found.findings.append(
+        Finding.of("examples in prompts are of other tasks", "answer-in-prompt", every, told, "tasks")
+    )
     if echoed and (fmean(echoed) > 1 + TOLERANCE or 2 * held > len(tasks)):
         matrix.cells.pop(ECHO)
     found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > HALF else known)
     found.findings += _template(trainer, tasks[0])
+
+
+def _answered(prompt: str, golds: Sequence[str]) -> bool:
+    """Whether the last question of a prompt stands in it before, with the right answer on the line after it."""
+    lines = [line.strip() for line in prompt.splitlines() if line.strip()]
+    asked = next((line for line in reversed(lines) if any(map(str.isdigit, line)) or len(line.split()) > 2), None)
+    pairs = [after for line, after in itertools.pairwise(lines) if line == asked]
+    return any(gold and places(gold, after) for gold in golds for after in pairs)
 
 
 def _tasks(data: Any, kind: str) -> list[Task]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from plumbob.doctor import record as records
 from plumbob.doctor import stages
 from plumbob.doctor.causes import CAUSES
@@ -27,6 +29,8 @@ COURSE = "run.json"
 WITHOUT_ADAPTER = (stages.gradient, stages.reference_policy, stages.trained_tensors)
 """Stages that put the adapter on themselves, or compare with the model without it."""
 NOT_ENDED = "The training has not ended, or was ended from outside."
+DEAD = 0.9
+"""Share of groups without a signal, on average, below which a run of TRL is not said to have too little, or no success."""
 MOST_RECORDS = 12
 """Most records of a run that are compared with the reference."""
 
@@ -85,6 +89,9 @@ class Reading:
         adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
         with x.plain.having(adapter) if x.plain and adapter else contextlib.nullcontext():
             result = stage(x)
+            if result.verdict == "fail" and stage is stages.slopes and self.places.get("slopes"):
+                others = (stage(dataclasses.replace(x, record=record)) for record in as_other_losses(x.record))
+                result = next((one for one in others if one.verdict == "pass"), result)
         unexplained = result.cause == "engine-trainer-mismatch" and not result.what
         if unexplained and stage is stages.trainer_logprobs and x.live:
             rows = [(r.token_ids.tolist(), r.loss_mask.tolist()) for r in (x.record.rows[i] for i in x.drawn[:6])]
@@ -103,7 +110,14 @@ class Reading:
 
     def add_row(self, row: Mapping[str, float]) -> list[Finding]:
         """Take in the numbers of a step; returns what they refute for the first time."""
-        return [self._in_words(finding) for finding in self.trends.add(row)]
+        return [finding for finding in self._weighed(self.trends.add(row)) if finding.cause]
+
+    def _weighed(self, findings: Iterable[Finding]) -> Iterator[Finding]:
+        """Findings of the course of the run. Runs of TRL are often small: where some groups differ, they are a signal."""
+        dead = [row.get("groups/zero_signal_share", 0.0) for row in self.trends.numbers.start] or [0.0]
+        for one in map(self._in_words, findings):
+            few = one.cause in ("too-little-signal", "never-succeeds") and self.of_trl and np.mean(dead) < DEAD
+            yield dataclasses.replace(one, verdict="unsure", cause=None) if few else one
 
     def broken(self, why: str) -> None:
         """A record could not be compared."""
@@ -118,7 +132,7 @@ class Reading:
         x.add("environment", *sorted(own, key=lambda f: f.cause not in (others, chance)))
         x.add("records", *merged(self.found["records"]))
         if rows := self.trends.numbers.rows:
-            x.add("trends", *map(self._in_words, self.trends.findings()))
+            x.add("trends", *self._weighed(self.trends.findings()))
             said = self.trends.progress()
             x.notes += [f"{said[0].upper()}{said[1:]}."] if len(rows) > 1 else []
         x.limits += self.limits
@@ -136,6 +150,27 @@ class Reading:
         """What no record says, for `of_folder`."""
         once = dataclasses.replace(self, found={source: merged(found) for source, found in self.found.items()})
         return KEPT.dump_json(once, indent=1)
+
+
+def as_other_losses(record: records.StepRecord) -> Iterator[records.StepRecord]:
+    """The record with what else is right of a loss that a user has written: another reduction of `loss_type`, and, where each
+    completion is trained once, no ratio to the policy that sampled it.
+    """
+    settings = record.settings
+    for reduction in ("rows", "constant", "step_tokens", None):
+        copy_ = copy.deepcopy(record)
+        for update in copy_.updates:
+            size, tokens = len(update.members), sum(len(one.weights) for one in update.trained)
+            for one in [*update.trained, update.trial]:
+                if one is not None and reduction:
+                    rows = np.bincount(one.rows)[one.rows] if one is update.trial else len(one.weights)
+                    counts = {"rows": rows * size, "constant": size * settings.max_tokens, "step_tokens": tokens}
+                    one.weights = np.ones(len(one.weights)) / counts[reduction]
+        yield copy_
+        if settings.num_minibatches * settings.num_iterations == 1:
+            for trial in [update.trial for update in copy_.updates if update.trial is not None]:
+                trial.old_logprobs = trial.logprobs
+            yield copy_
 
 
 KEPT = TypeAdapter(Reading)

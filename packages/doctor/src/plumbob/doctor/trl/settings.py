@@ -198,6 +198,7 @@ METHODS = {
     "sampling": ("_generate_single_turn", "_generate"),
     "advantages": ("_generate_and_score_completions", "_calculate_rewards", "_get_train_sampler"),
     "loss": ("_compute_loss", "compute_loss", "_generate_and_score_completions"),
+    "slopes": ("_compute_loss", "compute_loss"),
     "gradient": ("training_step", "_compute_loss", "compute_loss"),
     "optimizer": ("create_optimizer", "create_scheduler", "training_step"),
 }

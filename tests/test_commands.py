@@ -20,18 +20,8 @@ COMMANDS = [
 ]
 MOST_MODULES = 450
 HEAVY = {
-    "torch",
-    "transformers",
-    "verifiers",
-    "datasets",
-    "rich",
-    "requests",
-    "numpy",
-    "scipy",
-    "pypi_simple",
-    "vf_lookup",
-    "vf_gsm8k",
-    "vf_musique",
+    *("torch", "transformers", "verifiers", "datasets", "rich", "requests", "numpy", "scipy", "pypi_simple"),
+    *("vf_lookup", "vf_gsm8k", "vf_musique"),
 }
 
 

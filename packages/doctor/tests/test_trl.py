@@ -330,6 +330,7 @@ def test_right_answers_of_several_lines_that_alone_earn_nothing() -> None:
 @pytest.mark.parametrize(("shot", "told"), [("5 + 6", True), ("5 + 7", False)])
 def test_examples_that_hold_the_question_itself(shot: str, told: bool) -> None:
     assert _answered(f"Q: {shot} = ?\nA: 11\nQ: 1 + 2 = ?\nA: 3\nQ: 5 + 6 = ?\nA:", ["11"]) is told
+    assert not _answered("Is 7 prime?\nAnswer yes/no:", ["yes"])
 
 
 TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</answer>")

@@ -262,6 +262,20 @@ def test_a_cancelled_request_leaves_and_its_pages_come_back(qwen2, run_async):
     assert engine.pool.available == engine.pool.count - 1
 
 
+def test_what_a_loop_left_when_its_last_rollout_was_cancelled_holds_up_no_other(qwen2, monkeypatch):
+    engine, ask = make_engine(qwen2), lambda of: of.generate([5, 6, 7], Sampling(max_tokens=90, seed=1))
+    with asyncio.Runner() as runner:
+        with monkeypatch.context() as slow:
+            slow.setattr(paged.Run, "done", lambda _: False)  # as on a GPU, which computes when the loop ends
+            with pytest.raises(TimeoutError):
+                runner.run(asyncio.wait_for(ask(engine), 0.1))
+        assert engine.busy
+        engine.forget()
+        assert not engine.busy and engine.pool.available == engine.pool.count - 1
+        said = [asyncio.run(ask(engine)), runner.run(ask(engine)), asyncio.run(ask(make_engine(qwen2)))]
+    assert said[0].token_ids == said[1].token_ids == said[2].token_ids
+
+
 def test_logits_that_are_not_numbers_fail_that_rollout_by_name(qwen2, run_async):
     engine = make_engine(qwen2)
     engine.weights.embed[9] = torch.nan

@@ -66,7 +66,8 @@ class LearningConfig:
     """Number of times that each step's rollouts are trained on."""
     max_staleness: int = option(0, at_least=0)
     """Above 0, the next step's rollouts are sampled while the current step trains, with the weights from before it
-    (--engine vllm: with --peft alone). Rollouts sampled more than this many weight syncs ago are discarded."""
+    (with --engine vllm it needs --peft, and no --vllm-sleep). Rollouts sampled more than this many weight syncs ago are
+    discarded."""
 
     learning_rate: float | None = option(None, "--lr", group="The optimizer", above=0)
     """Peak learning rate. Default: 1e-6 for full training, 1e-5 for LoRA; for models below 10 million parameters 3e-4

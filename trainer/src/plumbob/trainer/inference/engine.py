@@ -24,6 +24,8 @@ from plumbob.trainer.policy.token_scorer import Layout, LogitMap
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+SERVING = "plumbob engine"
+"""Name of the asyncio task in which an engine in this process decodes."""
 InFlight = Literal["refuse", "finish"]
 """What an update does about completions under way: raise EngineError, or let them end with their old weights."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from plumbob.rollout import Completion, EngineError, Sampling
 from plumbob.trainer.distributed.base import WholeTensors, shapes_of
-from plumbob.trainer.inference.engine import WRONG_WEIGHTS, InFlight, WeightUpdate, check_ids
+from plumbob.trainer.inference.engine import SERVING, WRONG_WEIGHTS, InFlight, WeightUpdate, check_ids
 from plumbob.trainer.inference.errors import PromptError, SyncError
 
 
@@ -87,14 +87,15 @@ class InProcessEngine(ABC, Generic[R]):
         numbers = random.Random(sampling.seed)
         request: R = self.request_type(prompt, sampling, loop.create_future(), self.version, numbers)  # ty: ignore
         self._waiting.append(request)
-        if self._loop_task is None or self._loop_task.done():
-            self._loop_task = loop.create_task(self._serve())
+        # A turn that another event loop has left in its middle, when its last rollout was cancelled, does not go on here.
+        if self._loop_task is None or self._loop_task.done() or self._loop_task.get_loop() is not loop:
+            self._loop_task = loop.create_task(self._serve(), name=SERVING)
         return request.future
 
     async def _serve(self) -> None:
         """Take turns until no request is left; `submit` starts this task again for the next one."""
         try:
-            while self._waiting or self._active:
+            while (self._waiting or self._active) and self._loop_task is asyncio.current_task():
                 await self._turn()
         except Exception as error:  # without an exception in its future, a rollout would wait forever
             failed = [*self._waiting, *self._active, *self._admitting]
@@ -145,6 +146,7 @@ class InProcessEngine(ABC, Generic[R]):
         Raises EngineError if completions are under way, whatever `in_flight` says, and SyncError for the first weight
         that the model does not have or whose shape differs; no weight has changed then.
         """
+        self._drop_cancelled()
         if self.busy:
             raise EngineError("weights cannot change while completions are being sampled")
         own = self.served_weights()
@@ -174,6 +176,7 @@ class InProcessEngine(ABC, Generic[R]):
 
     def sleep(self) -> None:
         """Give back cached keys and values. The copy of the weights stays, because `update` writes into it."""
+        self._drop_cancelled()
         if self.busy:
             raise EngineError("the engine cannot sleep while completions are being sampled")
         self.forget()

@@ -30,7 +30,7 @@ from plumbob.rollout import (
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
-from plumbob.trainer.inference.engine import TrainingEngine, engine_module
+from plumbob.trainer.inference.engine import SERVING, TrainingEngine, engine_module
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, RunFailed, discard_stale, nothing_to_use
 from plumbob.trainer.rollouts.failures import failure, why_no_turn
 from plumbob.trainer.rollouts.interruption import Interruption
@@ -146,15 +146,21 @@ class RolloutSource:
     def settle(self) -> None:
         """Wait for rollouts under way whose engine computes in this process: until they end, its weights cannot change."""
         if self._ahead is not None and self._in_process:
-            # The step's weights have moved, so an interruption ends the rollouts alone, and the step is finished.
-            self._wait(self._ahead, self._cancel_if_interrupted)
+            try:
+                self._wait(self._ahead, self._cancel_if_interrupted)
+            except RunFailed as error:
+                error.unmoved = False
+                raise
             if self._stream is not None:
                 torch.cuda.current_stream().wait_stream(self._stream)
 
     def _cancel_if_interrupted(self) -> None:
+        """End the rollouts alone: the step's weights have moved, so it is finished."""
         if self.interruption.requested and not self.interruption.deferred:
+            blocking.hurry()  # a tool may hang
+            cancel, self._cancel = self._cancel, lambda: None
             with suppress(RuntimeError):  # the event loop may just have been closed
-                self._cancel()
+                cancel()
 
     @staticmethod
     def _wait(ahead: Future[Batch], check: Callable[[], None]) -> None:
@@ -198,13 +204,16 @@ class RolloutSource:
 
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch], stream: torch.cuda.Stream | None) -> Batch:
     """Run the task to its end in this thread, its kernels in `stream`, and close its event loop."""
-    try:
-        with nullcontext() if stream is None else torch.cuda.stream(stream):
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
+        try:
             return loop.run_until_complete(task)
-    finally:
-        if others := asyncio.all_tasks(loop):  # that of an engine in this process drops what was cancelled
-            loop.run_until_complete(asyncio.wait(others, timeout=LAST_TURN_SECONDS))
-        loop.close()
+        finally:
+            rollouts = [other for other in asyncio.all_tasks(loop) if other.get_name() != SERVING]
+            for other in rollouts:
+                other.cancel()
+            if others := asyncio.all_tasks(loop):  # that of an engine in this process drops what was cancelled
+                loop.run_until_complete(asyncio.wait(others, timeout=LAST_TURN_SECONDS))
+            loop.close()
 
 
 async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, recorded: bool = False) -> Batch:

@@ -42,6 +42,10 @@ class Silent:
     def __exit__(self, *exc: object) -> None:
         pass
 
+    def step(self, *_: object) -> None:
+        """Collect garbage, as rank 0 does."""
+        self.behind.start(lambda: None, gc.collect)
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
 
@@ -117,7 +121,7 @@ class RunRecorder:
 
         # What steps have left behind in cycles, which may hold a GPU's memory. Of all ages: what was in use after its own step,
         # and is not any more, would otherwise stay until the run ends, because Python hardly ever looks for garbage by
-        # itself here (`OBJECTS_BEFORE_COLLECTION`). It looks at each rollout's objects, so they are written and gone before.
+        # itself here (`OBJECTS_BEFORE_COLLECTION`). It looks at each rollout's objects, which are gone then.
         self.behind.start(store, gc.collect)
         try:
             self.log.append(metrics)

@@ -107,7 +107,7 @@ def _clean(m: Matrix) -> list[str]:
     best, cheap = ([p.components for kind in own for p in m.kind(kind).values()] for own in kinds)
     names = sorted({name for earned in best for name in earned})
     means = [[fmean([earned.get(n, 0.0) for earned in of] or [0.0]) for of in (best, cheap)] for n in names]
-    return [n for n, (high, low) in zip(names, means, strict=True) if len(names) > 1 and low < high / 10]
+    return [n for n, (high, low) in zip(names, means, strict=True) if len(names) > 1 and high > 0 and low < high / 10]
 
 
 def empty(m: Matrix) -> Evidence | None:
@@ -139,7 +139,8 @@ def cheap(m: Matrix) -> Evidence | None:
 def _graded(m: Matrix, kind: str, shares: Mapping[int, float]) -> bool:
     """Whether wrong numbers earn less the farther they are from the right one: a grade for being near, which nothing exploits."""
     numbers = {i: [number_of(text) for text in (m.hand.golds[i], m.kind(kind)[i].last)] for i in shares}
-    apart = {i: abs(gold - said) for i, (gold, said) in numbers.items() if gold is not None and said is not None}
+    known = {i: (gold, said) for i, (gold, said) in numbers.items() if gold is not None and said is not None}
+    apart = {i: abs(gold - said) for i, (gold, said) in known.items() if math.isfinite(gold - said)}
     earned = [shares[i] for i in apart]
     if len(apart) < FEWEST or min(map(len, map(set, (apart.values(), earned)))) < FEW:
         return False

@@ -189,7 +189,9 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
 
 
 def apart(m: Matrix) -> Evidence | None:
-    held, trained = m.player.held_out, set(map(_content, m.player.train))
+    held = m.player.held_out
+    wanted = {normalised(task.prompt) for task in held}  # contents may be long
+    trained = {_content(task) for task in m.player.train if normalised(task.prompt) in wanted}
     both = [task.key for task in held if _content(task) in trained]
     return refuted(both, held, "{} held-out tasks are among the training tasks, such as ", str)
 

@@ -55,9 +55,10 @@ def _is_part(r: Result) -> bool:
 
 def own_result(m: Matrix) -> Evidence | None:
     """Results that tools do not return; None if there are few, or tools are random."""
-    parts = [r for r in m.results if _is_part(r)]
+    results = [r for r in m.results if r.compared]
+    parts = [r for r in results if _is_part(r)]
     # A call that fails directly, too, is its own result.
-    other = [r for r in m.results if squeezed(r.own) not in squeezed(r.shown) and r not in parts]
+    other = [r for r in results if squeezed(r.own) not in squeezed(r.shown) and r not in parts]
     failed = [r for r in other if says_failed(r.shown) and not says_failed(r.own)]
     kinds = {
         "errors, and not": (failed, OTHER),
@@ -66,10 +67,10 @@ def own_result(m: Matrix) -> Evidence | None:
     }
     for what, (bad, share) in kinds.items():
         first = max(bad, key=lambda r: len(r.own) - len(r.shown), default=None)
-        if first is None or len(bad) < min(FEW, len(m.results)) or len(bad) <= share * len(m.results):
+        if first is None or len(bad) < min(FEW, len(results)) or len(bad) <= share * len(results):
             continue
         text = (
-            f"{len(bad)} of {len(m.results)} tool results are {what} what the tool returns for the same arguments, such as "
+            f"{len(bad)} of {len(results)} tool results are {what} what the tool returns for the same arguments, such as "
             f"{short(first.shown)} in place of {short(first.own)} in task {m.hand.tasks[first.task].key}"
         )
         if bad is failed:
@@ -77,7 +78,7 @@ def own_result(m: Matrix) -> Evidence | None:
         lost = sum(not Counter(words(r.own)) <= Counter(words(r.shown)) for r in bad)
         tasks = {r.task for r in bad[:JUDGED]} if 2 * lost > len(bad) else ()
         # Tools that return something else when they are called once more are random.
-        if tasks and all(m.called(i) == [r for r in m.results if r.task == i] for i in tasks):
+        if tasks and all(m.called(i) == [r for r in results if r.task == i] for i in tasks):
             return Evidence(text, first.call.name)
     return None
 

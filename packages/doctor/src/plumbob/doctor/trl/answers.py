@@ -179,7 +179,10 @@ class Answers:
         unpaid, taken = ([r.lines for r in right if r.due and (r.own <= least) is way] for way in (True, False))
         if len(unpaid) >= FEW and len(taken) >= FEW and all(unpaid) and not any(taken):
             told = f"{len(unpaid)} completions of several lines with the right answer, {of}, in a form that is asked for or usual,"
-            return f"{told} earn no more than an empty reply; all {len(taken)} of one line do", "answers-not-parsed"
+            return (
+                f"{told} earn no more than an empty reply; all {len(taken)} of one line earn more",
+                "answers-not-parsed",
+            )
         wrong, best = [r for r in t.replies if r.wrong], max((r.own for r in right), default=-np.inf)
         paid, less = ([r.inside for r in wrong if (r.own >= best - TOLERANCE) is way] for way in (True, False))
         if pays and len(paid) >= max(FEW, SHARE * len(wrong)) and all(paid) and not any(less):

@@ -157,7 +157,8 @@ def _answered(prompt: str, golds: Sequence[str]) -> bool:
     """Whether the last question of a prompt stands in it before, with the right answer on the line after it."""
     lines = [line.strip() for line in prompt.splitlines() if line.strip()]
     asked = next((line for line in reversed(lines) if any(map(str.isdigit, line)) or len(line.split()) > 2), None)
-    pairs = [after for line, after in itertools.pairwise(lines) if line == asked]
+    last = max((i for i, line in enumerate(lines) if line == asked), default=0)
+    pairs = [after for line, after in itertools.pairwise(lines[:last]) if line == asked]
     return any(gold and places(gold, after) for gold in golds for after in pairs)
 
 

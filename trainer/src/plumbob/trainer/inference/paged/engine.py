@@ -117,6 +117,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         return self.weights.named
 
     def forget(self) -> None:
+        self._drop_cancelled()
         self._drop_runs()
         self.pool.forget()
 
@@ -126,9 +127,12 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         self._places.clear()
 
     def _drop_cache(self) -> None:
+        if (
+            self.device.type == "cuda"
+        ):  # another stream may be given this memory, and what was begun may still write into it
+            torch.cuda.synchronize(self.device)
         del self._decoding, self._cache  # the recorded graphs hold the cache too
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
     def wake_up(self) -> None:

@@ -100,6 +100,7 @@ class TransformersEngine(InProcessEngine[_Request]):
         return dict(self.model.named_parameters())
 
     def forget(self) -> None:
+        self._drop_cancelled()
         self._cache.forget_all()
         self._weights = None
         if not self._active:

@@ -75,7 +75,8 @@ def remedies(run: Run, longest: int) -> list[Remedy]:
     shares_gpu = c.engine == "vllm" and not c.vllm_url
     less = max(longest * 3 // 4, 1)
     candidates = [
-        (shares_gpu and not c.vllm_sleep, Remedy("--vllm-sleep", "--vllm-sleep")),
+        (shares_gpu and not c.vllm_sleep and not c.max_staleness, Remedy("--vllm-sleep", "--vllm-sleep")),
+        (c.max_staleness > 0 and not shares_gpu, Remedy("--max-staleness 0", "--max-staleness 0")),
         (not c.gradient_checkpointing, Remedy("--gradient-checkpointing", "--gradient-checkpointing")),
         (not c.bf16, Remedy("--bf16", "--bf16")),
         (True, Remedy(f"a --max-context below the {longest} tokens of the longest rollout", f"--max-context {less}")),

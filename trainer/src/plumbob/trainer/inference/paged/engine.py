@@ -127,9 +127,8 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         self._places.clear()
 
     def _drop_cache(self) -> None:
-        if (
-            self.device.type == "cuda"
-        ):  # another stream may be given this memory, and what was begun may still write into it
+        # Another stream may be given this memory, and what was begun may still write into it.
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         del self._decoding, self._cache  # the recorded graphs hold the cache too
         if self.device.type == "cuda":

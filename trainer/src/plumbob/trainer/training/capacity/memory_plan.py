@@ -75,10 +75,8 @@ def plan_memory(config: TrainConfig, processes: int) -> MemoryPlan:
         from plumbob.trainer.policy.lora import add_lora
 
         add_lora(model, config)
-    may_rest, given = (
-        not config.max_staleness,
-        config.gradient_checkpointing,
-    )  # with it, the engine samples while a step trains
+    given = config.gradient_checkpointing
+    may_rest = not config.max_staleness  # with it, the engine samples while a step trains
     for rests, recomputed in dict.fromkeys(((False, given), (may_rest, given), (may_rest, True))):
         if (found := _fitted(dataclasses.replace(config, gradient_checkpointing=recomputed), model, rests)) is not None:
             return found

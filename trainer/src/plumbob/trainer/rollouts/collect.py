@@ -158,9 +158,13 @@ class RolloutSource:
         """End the rollouts alone: the step's weights have moved, so it is finished."""
         if self.interruption.requested and not self.interruption.deferred:
             blocking.hurry()  # a tool may hang
-            cancel, self._cancel = self._cancel, lambda: None
-            with suppress(RuntimeError):  # the event loop may just have been closed
-                cancel()
+            self._cancel_once()
+
+    def _cancel_once(self) -> None:
+        """Cancel the rollouts under way. Again, it would cancel what they do to end."""
+        cancel, self._cancel = self._cancel, lambda: None
+        with suppress(RuntimeError):  # the event loop may just have been closed
+            cancel()
 
     @staticmethod
     def _wait(ahead: Future[Batch], check: Callable[[], None]) -> None:
@@ -195,8 +199,7 @@ class RolloutSource:
     def close(self) -> None:
         """Cancel sampling that is under way, and wait for its end unless the environment hangs."""
         if self._ahead is not None and not self._ahead.done():
-            with suppress(RuntimeError):  # the event loop may just have been closed
-                self._cancel()
+            self._cancel_once()
             wait([self._ahead], timeout=CLOSING_SECONDS)
         if self._thread is not None:
             self._thread.shutdown(wait=False)
@@ -208,10 +211,11 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch], stre
         try:
             return loop.run_until_complete(task)
         finally:
-            rollouts = [other for other in asyncio.all_tasks(loop) if other.get_name() != SERVING]
-            for other in rollouts:
-                other.cancel()
-            if others := asyncio.all_tasks(loop):  # that of an engine in this process drops what was cancelled
+            others = asyncio.all_tasks(loop)
+            for other in others:
+                if other.get_name() != SERVING:  # an engine's own task lets go of what was cancelled
+                    other.cancel()
+            if others:
                 loop.run_until_complete(asyncio.wait(others, timeout=LAST_TURN_SECONDS))
             loop.close()
 

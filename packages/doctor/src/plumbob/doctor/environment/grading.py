@@ -138,13 +138,14 @@ def cheap(m: Matrix) -> Evidence | None:
 
 def _graded(m: Matrix, kind: str, shares: Mapping[int, float]) -> bool:
     """Whether wrong numbers earn less the farther they are from the right one: a grade for being near, which nothing exploits."""
-    numbers = {i: [number_of(text) for text in (m.hand.golds[i], m.kind(kind)[i].last)] for i in shares}
-    known = {i: (gold, said) for i, (gold, said) in numbers.items() if gold is not None and said is not None}
-    apart = {i: abs(gold - said) for i, (gold, said) in known.items() if math.isfinite(gold - said)}
-    earned = [shares[i] for i in apart]
-    if len(apart) < FEWEST or min(map(len, map(set, (apart.values(), earned)))) < FEW:
-        return False
-    return correlation(list(apart.values()), earned) < -MOSTLY
+    apart, earned = list[float](), list[float]()
+    for i, share in shares.items():
+        gold, said = number_of(m.hand.golds[i]), number_of(m.kind(kind)[i].last)
+        if gold is not None and said is not None and math.isfinite(gold - said):
+            apart.append(abs(gold - said))
+            earned.append(share)
+    different = min(len(set(apart)), len(set(earned)))
+    return len(apart) >= FEWEST and different >= FEW and correlation(apart, earned) < -MOSTLY
 
 
 def near(m: Matrix) -> Evidence | None:

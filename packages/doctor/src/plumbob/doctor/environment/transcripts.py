@@ -213,11 +213,10 @@ def number_of(text: str) -> float | None:
 
 def _off(gold: str) -> str | None:
     """The answer with its last number a little larger; None if it does not end with a large enough one."""
-    match = _NUMBER.search(gold)
-    digits = match[0].replace(",", "") if match else ""
-    if match is None or abs(float(digits)) < SMALLEST:
+    match, number = _NUMBER.search(gold), number_of(gold)
+    if match is None or number is None or abs(number) < SMALLEST:
         return None
-    return f"{gold[: match.start()]}{float(digits) * OFF:.{len(digits.partition('.')[2])}f}"
+    return f"{gold[: match.start()]}{number * OFF:.{len(match[0].partition('.')[2])}f}"
 
 
 def _near(change: Callable[[str], str | None]) -> Callable[[Known, int], Turns | None]:

@@ -158,7 +158,7 @@ def as_other_losses(record: records.StepRecord) -> Iterator[records.StepRecord]:
     """
     settings = record.settings
     for reduction in ("rows", "constant", "step_tokens", None):
-        copy_ = copy.deepcopy(record)
+        copy_ = dataclasses.replace(record, updates=copy.deepcopy(record.updates))
         for update in copy_.updates:
             size, tokens = len(update.members), sum(len(one.weights) for one in update.trained)
             for one in [*update.trained, update.trial]:

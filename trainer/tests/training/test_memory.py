@@ -56,10 +56,14 @@ def test_live_tensors_stay_the_same_from_step_to_step(tmp_path, monkeypatch):
         compiling.compile_layers(self.model, self.sharding.kind, "aot_eager")
 
     def count(*_):
-        """Called when a step has been recorded and its garbage was collected."""
+        """Called when a step has been recorded."""
         for thread in [thread for thread in threading.enumerate() if thread.name == "behind"]:
             thread.join()  # it writes the step's traces, and holds them until then
-        tensors = [o for o in gc.get_objects() if isinstance(o, torch.Tensor) and not isinstance(o, FakeTensor)]
+        gc.unfreeze()  # what was there at the last collection is not listed otherwise
+        kinds = [
+            (o, type(o)) for o in gc.get_objects()
+        ]  # `isinstance` asks what a weak proxy stands for, if it is gone too
+        tensors = [o for o, kind in kinds if issubclass(kind, torch.Tensor) and not issubclass(kind, FakeTensor)]
         held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         grads = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
         held |= {g.untyped_storage().data_ptr(): g.untyped_storage().nbytes() for g in grads}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import verifiers.v1 as vf
@@ -52,8 +52,9 @@ class Batch:
     """Traces of this rank's own rollouts."""
     failures: list[str] = field(default_factory=list)
     """Reason of each rollout that cannot be used, in one line: it failed, has no turn, or is not finite."""
-    requests: dict[str, list[Request]] | None = None
-    """Requests to the engine of each of this rank's own rollouts, by the id of its trace; None in a step without a record."""
+    requests: list[Callable[[], dict[str, list[Request]]]] | None = None
+    """What finds, group by group, the requests to the engine of this rank's own rollouts, by the ids of their traces; None in a
+    step without a record."""
     engine_failures: int = 0
     """Number of failed rollouts in which the environment did not fail: the engine did, or the chat template."""
     num_rollouts: int = 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -229,7 +230,7 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, rec
     if no rollout can be used.
     """
     config, wanted = sampler.config, sampler.groups_per_step
-    batch = Batch(cursor=cursor, requests={} if recorded else None)
+    batch = Batch(cursor=cursor, requests=[] if recorded else None)
     began, tokens_before = time.perf_counter(), sampler.engine.generated_tokens
     missing, num_groups = wanted, 0
     with_signal: frozenset[str] = frozenset()
@@ -319,7 +320,7 @@ async def _add_round(
             slots=slots,
         )
         if log is not None and batch.requests is not None:
-            batch.requests |= log.by_trace(traces)
+            batch.requests.append(partial(log.by_trace, traces))
         # Samples are made here, while the engine computes other groups. If it failed one rollout, the whole group is left
         # out, because the other rollouts are not a fair sample.
         why = [_unusable(trace, sampler.limits) for trace in traces]

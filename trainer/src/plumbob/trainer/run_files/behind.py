@@ -11,16 +11,12 @@ class Behind:
         self._last: Thread | None = None
         self._before: Thread | None = None
 
-    def start(self, work: Callable[[], object], then: Callable[[], object] = lambda: None) -> None:
-        """Let `work` be done. Waits while two earlier pieces are not done, so that what they hold does not pile up.
-
-        `then`: called afterwards, when nothing here holds `work` any more.
-        """
+    def start(self, work: Callable[[], object]) -> None:
+        """Let `work` be done. Waits while two earlier pieces are not done, so that what they hold does not pile up."""
         _join(self._before)
-        self._before, held = self._last, [work]
+        self._before = self._last
         # A thread for each piece of work: one that waited for more would keep the process from ending.
-        self._last = Thread(target=_do, args=(self._last, held, then), name="behind")
-        del work
+        self._last = Thread(target=_do, args=(self._last, work), name="behind")
         self._last.start()
 
     def wait(self) -> None:
@@ -28,10 +24,9 @@ class Behind:
         _join(self._last)
 
 
-def _do(before: Thread | None, held: list[Callable[[], object]], then: Callable[[], object]) -> None:
+def _do(before: Thread | None, work: Callable[[], object]) -> None:
     _join(before)
-    held.pop()()
-    then()
+    work()
 
 
 def _join(thread: Thread | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +40,6 @@ class Silent:
 
     def __exit__(self, *exc: object) -> None:
         pass
-
-    def step(self, *_: object) -> None:
-        """Collect garbage, as rank 0 does."""
-        self.behind.start(lambda: None, gc.collect)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
@@ -119,10 +114,7 @@ class RunRecorder:
                     f"The traces of step {step} could not be written and are lost: {type(error).__name__}: {error}"
                 )
 
-        # What steps have left behind in cycles, which may hold a GPU's memory. Of all ages: what was in use after its own step,
-        # and is not any more, would otherwise stay until the run ends, because Python hardly ever looks for garbage by
-        # itself here (`OBJECTS_BEFORE_COLLECTION`). It looks at each rollout's objects, which are gone then.
-        self.behind.start(store, gc.collect)
+        self.behind.start(store)
         try:
             self.log.append(metrics)
         except OSError as error:

@@ -38,6 +38,8 @@ class Recording:
             step, settings_of(run), processes=run.world.size, trainer=f"plumbob-trainer {version('plumbob-trainer')}"
         )
         self._row_of: dict[int, int] = {}
+        self._rows: list[tuple[Sample, int, float]] = []
+        """The step's rows, each with its number in its group and its advantage."""
         self._slopes: list[list[torch.Tensor]] = []
         self._inputs: list[tuple[list[Sample], LossInputs]] = []
         self._tensors: SampledTensors | None = None
@@ -48,7 +50,9 @@ class Recording:
         for i, (sample, advantage) in enumerate(zip(batch.samples, advantages, strict=True)):
             self._row_of[id(sample)] = i
             member = members[sample.group] = members.get(sample.group, -1) + 1
-            self.record.rows.append(row_of(sample, member, advantage))
+            lists = {name: list(getattr(sample, name)) for name in ("token_ids", "loss_mask", "sampling_logprobs")}
+            dicts = {name: dict(getattr(sample, name)) for name in ("rewards", "reward_weights")}
+            self._rows.append((replace(sample, **lists, **dicts), member, advantage))
 
     def _rollout(self, trace: vf.Trace, requests: Sequence[Request]) -> records.Rollout:
         tools = schemas_of(trace.tools or [])
@@ -131,10 +135,6 @@ class Recording:
         run, record = self.run, self.record
         if record.updates and not record.updates[0].trained:  # no row had a gradient: the rows were scored nevertheless
             record.updates[0].trained = self._trained_rows()
-        for one in reversed([one for update in record.updates for one in update.trained]):
-            row = record.rows[one.row]
-            row.logprobs = one.old_logprobs if run.config.updates_per_step > 1 else one.logprobs
-            row.reference_logprobs = one.reference_logprobs
         if run.world.size == 1:
             ids = run.parity_row.token_ids
             with suppress(EngineError), torch.no_grad():
@@ -145,9 +145,15 @@ class Recording:
         self._tensors = None  # what waits for its turn holds no memory of the GPU
         self._slopes.clear()
         self._inputs.clear()
-        traces, requests = batch.traces, batch.requests or {}  # the batch is about to let go of them
+        traces, answered = batch.traces, batch.requests or ()  # the batch is about to let go of them
 
         def whole() -> records.StepRecord:
+            record.rows = [row_of(*row) for row in self._rows]
+            for one in reversed([one for update in record.updates for one in update.trained]):
+                row = record.rows[one.row]
+                row.logprobs = one.old_logprobs if run.config.updates_per_step > 1 else one.logprobs
+                row.reference_logprobs = one.reference_logprobs
+            requests = {name: own for by_trace in answered for name, own in by_trace().items()}
             record.rollouts = [self._rollout(trace, requests.get(trace.id, ())) for trace in traces if trace.num_turns]
             return record
 

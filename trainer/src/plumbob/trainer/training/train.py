@@ -44,7 +44,9 @@ from plumbob.trainer.training.steps import Steps, open_steps
 from transformers.utils import logging as transformers_logging
 
 OBJECTS_BEFORE_COLLECTION = 500_000
-"""New objects after which Python looks for garbage: several times those of 1,024 rollouts."""
+"""New objects after which Python looks for garbage by itself: several times those of 1,024 rollouts."""
+COLLECTED_AFTER, COLLECTED_EVERY = 3, 20
+"""The step of a process after which garbage is collected for the first time, as all is compiled then, and every how many."""
 SWITCH_SECONDS = 5e-4
 """After which one thread of Python lets another one go on, in seconds: a tenth of Python's own. Threads of tools and retrievers
 ask for it before every kernel and every library call, and rollouts wait for them."""
@@ -71,10 +73,7 @@ def run(config: TrainConfig, resume_from: Path | None = None, read: Sequence[Rea
                 run_ = set_up(config, world, resume_from, line.say, read=read)
         except SyncError as error:
             raise UserError(f"the weight sync before the first step failed: {error}") from None
-        # Tasks and model stay to the end, and a step's rollouts to its end. Collections look through them again and again
-        # otherwise, which took as long as all else that Python does for the rollouts of a step.
-        gc.collect()
-        gc.freeze()
+        _collect_garbage()
         gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
         sys.setswitchinterval(SWITCH_SECONDS)
         with run_.lock:
@@ -176,7 +175,21 @@ def _take_step(run_: Run, recorder: Recorder, steps: Steps, interruption: Interr
         with suppress(OSError):
             recorder.note(start.first_step_ended(run_.directory, metrics.get("time/rollout", 0.0)))
     batch.release()
+    taken = state.step - state.first_step
+    if taken == COLLECTED_AFTER or taken % COLLECTED_EVERY == 0:
+        _collect_garbage()
     return metrics
+
+
+def _collect_garbage() -> None:
+    """Free what is held in cycles, and let Python pass over all else until the next call.
+
+    Tasks, model and compiled code stay to the end, and a step's rollouts to its end. To look through them takes .4 s on a GPU's
+    host, in which no thread of Python does anything.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 On a GPU one step (one token of every lane) is recorded as a CUDA graph, once for each of a few numbers of lanes, and a
 run replays it. A run's inputs are copied to the GPU before it, and its tokens back after it. A run may be queued behind one
-that still computes: what that one will have sampled last stays on the GPU.
+that still computes: what that one will have sampled last stays on the GPU. A thread queues it: where a GPU has much in its
+queue, to queue more takes until some of it is done, and rollouts are to go on meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,12 +98,21 @@ class Run:
     """[tokens, lanes] on the CPU: what it samples, once it is done."""
     logprobs: torch.Tensor
     """[tokens, lanes]"""
-    finished: torch.cuda.Event | None = None
-    """None: it was computed before `begin` returned."""
+    queued: Future[torch.cuda.Event] | None = None
+    """The event at the run's end, once all of it is queued. None: it was computed before `begin` returned."""
 
     def done(self) -> bool:
-        """Whether the run has ended."""
-        return self.finished is None or self.finished.query()
+        """Whether the run has ended. Raises what went wrong when it was queued."""
+        if self.queued is None or not self.queued.done():
+            return self.queued is None
+        if (error := self.queued.exception()) is not None:
+            raise error.with_traceback(None)  # its frames would keep the cache that is to be made smaller
+        return self.queued.result().query()
+
+    def settle(self) -> None:
+        """Wait until nothing more of the run will be queued."""
+        if self.queued is not None:
+            wait([self.queued])
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """The run's ids and log-probabilities, [tokens, lanes] each."""
@@ -135,6 +146,7 @@ class Decoding:
         # Page-locked, because the CPU would wait for a copy from or into other memory. A run takes those of the last but one.
         self._memory: deque[tuple[list[Any], list[Any], torch.cuda.Event | None]] = deque()
         """Copies on the CPU of the inputs and of the outputs, and the event after which they may be used again."""
+        self._thread = ThreadPoolExecutor(1, "decoding")
         for _ in range(2 if self.cuda else 0):
             copies = [torch.empty_like(x, device="cpu", pin_memory=True) for x in (*self._inputs, *self._outputs)]
             self._memory.append((copies[: len(self._inputs)], copies[len(self._inputs) :], None))
@@ -159,30 +171,40 @@ class Decoding:
         positions[count:] = pages[count:] = lanes.ids[count:size] = 0
         positions[:count][ends], pages[:count][ends] = 0, 0
         uniforms = _next_uniforms(lanes, size, tokens, under_way).T
-        copies, outputs, free = self._memory.popleft() if self.cuda else ([None] * len(self._inputs), [], None)
-        if free is not None:
-            free.synchronize()
         given = [before, positions, lanes.temperatures[:size], pages, uniforms, *(() if after else (lanes.ids[:size],))]
-        for buffer, copy, values in zip(self._inputs, copies, given, strict=False):
-            part = tuple(map(slice, values.shape))
-            source = torch.from_numpy(np.ascontiguousarray(values))
-            buffer[part].copy_(source if copy is None else copy[part].copy_(source), non_blocking=True)
-        if after:
-            self.ids[:count] = self.ids[self.before[:count]]
-        self.step.zero_()
+        sources = [torch.from_numpy(np.array(values, order="C")) for values in given]
         if not self.cuda:
+            self._take_in(sources, [None] * len(sources), count if after else 0)
             for _ in range(tokens):
                 self._step(size)
             return Run(self.out_ids[:tokens, :count].clone(), self.out_logprobs[:tokens, :count].clone())
-        graph = self._graph(size)
-        for _ in range(tokens):
-            graph.replay()
-        for host, buffer in zip(outputs, self._outputs, strict=True):
-            host.copy_(buffer, non_blocking=True)
-        finished = torch.cuda.Event()
-        finished.record()
-        self._memory.append((copies, outputs, finished))
-        return Run(outputs[0][:tokens, :count], outputs[1][:tokens, :count], finished)
+        stream, (copies, outputs, free) = torch.cuda.current_stream(), self._memory.popleft()
+        self._memory.append((copies, outputs, finished := torch.cuda.Event()))
+
+        @torch.inference_mode()
+        def queue() -> torch.cuda.Event:
+            with torch.cuda.stream(stream):
+                if free is not None:
+                    free.synchronize()
+                self._take_in(sources, copies, count if after else 0)
+                graph = self._graph(size)
+                for _ in range(tokens):
+                    graph.replay()
+                for host, buffer in zip(outputs, self._outputs, strict=True):
+                    host.copy_(buffer, non_blocking=True)
+                finished.record()
+            return finished
+
+        return Run(outputs[0][:tokens, :count], outputs[1][:tokens, :count], self._thread.submit(queue))
+
+    def _take_in(self, sources: Sequence[torch.Tensor], copies: Sequence[Any], following: int) -> None:
+        """Copy a run's inputs into the buffers. `following`: how many lanes begin with what the run before samples last."""
+        for buffer, copy, source in zip(self._inputs, copies, sources, strict=False):
+            part = tuple(map(slice, source.shape))
+            buffer[part].copy_(source if copy is None else copy[part].copy_(source), non_blocking=True)
+        if following:
+            self.ids[:following] = self.ids[self.before[:following]]
+        self.step.zero_()
 
     @torch.inference_mode()
     def begin_truncated(self, lanes: Lanes, samplings: Sequence[Sampling]) -> Run:

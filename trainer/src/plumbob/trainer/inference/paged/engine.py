@@ -123,6 +123,8 @@ class PagedEngine(InProcessEngine[PagedRequest]):
 
     def _drop_runs(self) -> None:
         """Do not read what was begun: nobody waits for it, or it will be computed again."""
+        for run in self._runs:
+            run.settle()
         self._runs.clear()
         self._places.clear()
 

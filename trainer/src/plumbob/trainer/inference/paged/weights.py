@@ -20,7 +20,7 @@ class NotSupported(UserError):
 
 @dataclass
 class Linear:
-    """y = x W^T + b + (x A^T s) B^T, for one or several linear layers whose outputs follow each other."""
+    """y = x W^T + b + s (x A^T) B^T, for one or several linear layers whose outputs follow each other."""
 
     weight: torch.Tensor
     """[out, in]"""
@@ -35,7 +35,8 @@ class Linear:
         y = torch.nn.functional.linear(x, self.weight, self.bias)
         if self.lora_a is None or self.lora_b is None:
             return y
-        return y + torch.nn.functional.linear(torch.nn.functional.linear(x, self.lora_a) * self.scaling, self.lora_b)
+        # One kernel for the product with B, the scale and the sum.
+        return y.addmm_(torch.nn.functional.linear(x, self.lora_a), self.lora_b.t(), alpha=self.scaling)
 
 
 @dataclass

@@ -107,7 +107,7 @@ def steps(engine: PagedEngine) -> None:
                 run.add_pages(lane, own)
 
             def one(run: Lanes = run, count: int = lanes) -> None:
-                engine._decoding.begin(run, count, TOKENS_PER_RUN)
+                engine._decoding.begin(run, count, TOKENS_PER_RUN).settle()
 
             took = milliseconds(one, 10) / TOKENS_PER_RUN
             print(f"{lanes} lanes, context {context}: {took:.2f} ms a step, {lanes / took * 1e3:,.0f} tokens/s")

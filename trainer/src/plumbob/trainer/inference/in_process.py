@@ -156,10 +156,10 @@ class InProcessEngine(ABC, Generic[R]):
             if own[name].shape != shape:
                 here, there = tuple(own[name].shape), tuple(shape)
                 raise SyncError(f"weight {name!r} has shape {here} in the engine and {there} in the trainer")
+        self.forget()
         with torch.no_grad():
             for name, value in weights.items():
                 own[name].copy_(value)
-        self.forget()
         self.version += 1
         return WeightUpdate(self.version, len(weights))
 

@@ -105,9 +105,14 @@ class Run:
         """Whether the run has ended. Raises what went wrong when it was queued."""
         if self.queued is None or not self.queued.done():
             return self.queued is None
-        if (error := self.queued.exception()) is not None:
-            raise error.with_traceback(None)  # its frames would keep the cache that is to be made smaller
-        return self.queued.result().query()
+        error = self.queued.exception()
+        if error is None:
+            return self.queued.result().query()
+        try:  # frames, and what they hold, would keep the cache that is to be made smaller
+            error.__context__ = error.__cause__ = None
+            raise error.with_traceback(None)
+        finally:
+            del error, self
 
     def settle(self) -> None:
         """Wait until nothing more of the run will be queued."""
@@ -146,10 +151,14 @@ class Decoding:
         # Page-locked, because the CPU would wait for a copy from or into other memory. A run takes those of the last but one.
         self._memory: deque[tuple[list[Any], list[Any], torch.cuda.Event | None]] = deque()
         """Copies on the CPU of the inputs and of the outputs, and the event after which they may be used again."""
-        self._thread = ThreadPoolExecutor(1, "decoding")
+        self._thread = ThreadPoolExecutor(1, "decoding", *((torch.cuda.set_device, (device,)) if self.cuda else ()))
         for _ in range(2 if self.cuda else 0):
             copies = [torch.empty_like(x, device="cpu", pin_memory=True) for x in (*self._inputs, *self._outputs)]
             self._memory.append((copies[: len(self._inputs)], copies[len(self._inputs) :], None))
+
+    def close(self) -> None:
+        """End the thread, which may still hold the cache."""
+        self._thread.shutdown()
 
     @property
     def _outputs(self) -> tuple[torch.Tensor, torch.Tensor]:

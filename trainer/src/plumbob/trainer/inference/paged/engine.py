@@ -132,6 +132,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         # Another stream may be given this memory, and what was begun may still write into it.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self._decoding.close()
         del self._decoding, self._cache  # the recorded graphs hold the cache too
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

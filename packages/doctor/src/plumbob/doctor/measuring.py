@@ -71,8 +71,8 @@ class SampledTensors:
         """Called when the optimizer step has been taken."""
         steps = on_host([self._state(p).get("step") for p in self._parameters])
         after = self._taken(self._parameters)
-        for sample, weights, moments, step in zip(self.samples, after, self._moments(), steps, strict=True):
-            sample.after, sample.moments_after = weights, moments
+        for sample, weights, step in zip(self.samples, after, steps, strict=True):
+            sample.after = weights
             sample.updates = 0 if step is None else int(step.item())
 
     def _taken(self, tensors: Sequence[torch.Tensor | None]) -> list[Any]:

@@ -28,7 +28,7 @@ from datasets import Dataset  # noqa: E402
 from plumbob.doctor.environment.player import Message, Played, Task  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
 from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
-from plumbob.doctor.trl.before import Before, _answered, columns_of, examine, plain  # noqa: E402
+from plumbob.doctor.trl.before import Before, columns_of, examine, plain  # noqa: E402
 from plumbob.doctor.trl.reading import of_folder  # noqa: E402
 
 pytestmark = pytest.mark.trl
@@ -172,36 +172,15 @@ def test_an_answer_is_read_where_it_is_marked() -> None:
 
 
 def test_rows_with_pictures_are_not_told_apart_by_their_texts(tmp_path: Path) -> None:
-    trainer = make(tmp_path)
-    asked = [{"role": "user", "content": "Is there a cat?"}]
-    data = [{"prompt": asked, "answer": "yes" if i % 3 else "no", "image": f"{i}.png"} for i in range(64)]
-    for seen, causes in (
-        (data, set()),
-        ([{**row, "image": None} for row in data], set()),
-        (None, {"few-distinct-tasks"}),
-    ):
-        rows_ = seen or [{name: row[name] for name in ("prompt", "answer")} for row in data]
-        trainer.train_dataset, found = Dataset.from_list(rows_), Before()
+    trainer = make(tmp_path, data=rows(1).repeat(64))
+    for seen, causes in ((True, set()), (False, {"few-distinct-tasks"})):
+        trainer._is_vlm, found = seen, Before()
         examine(trainer, None, None, found)
         assert {one.cause for one in found.findings if one.cause} == causes
 
 
 REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")
 """Of what is 7 + 5: two right replies, a wrong one, and a wrong one with the right number in it."""
-
-
-def test_pictures_are_not_decoded_but_for_the_few_rows_that_are_scored(tmp_path: Path) -> None:
-    from datasets import Image
-
-    asked = [{"role": "user", "content": "Is there a cat?"}]
-    data = Dataset.from_list([{"prompt": asked, "answer": "yes", "photo": {"bytes": b"none", "path": None}}] * 300)
-    trainer, found = make(tmp_path), Before()
-    trainer.train_dataset = data.cast_column("photo", Image())
-    with pytest.raises(Exception, match="identify image"):  # a whole row is read last
-        examine(trainer, None, None, found)
-    trainer.eval_dataset, trainer.train_dataset = trainer.train_dataset, rows()
-    examine(trainer, None, None, found)
-    assert "Held-out tasks are prompted as training tasks are" in {one.check for one in found.findings}
 
 
 def test_a_reward_function_is_given_as_many_texts_at_once_as_in_training_of_several_prompts(tmp_path: Path) -> None:
@@ -320,19 +299,6 @@ def test_what_right_answers_of_the_run_itself_earn(
     assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}
 
 
-def test_right_answers_of_several_lines_that_alone_earn_nothing() -> None:
-    replies = ("<answer>12</answer>", "So.\n<answer>12</answer>", "<answer>13</answer>", "<answer>11</answer>")
-    asked, before = "Reply as <answer>N</answer>.", Before(columns=["answer"], namers=[True], pays=True)
-    assert judged(asked, replies, (1, 0, 0, 0), before)[-1].cause == "answers-not-parsed"
-    assert judged(asked, replies, (1, 1, 0, 0), before)[-1].cause is None
-
-
-@pytest.mark.parametrize(("shot", "told"), [("5 + 6", True), ("5 + 7", False)])
-def test_examples_that_hold_the_question_itself(shot: str, told: bool) -> None:
-    assert _answered(f"Q: {shot} = ?\nA: 11\nQ: 1 + 2 = ?\nA: 3\nQ: 5 + 6 = ?\nA:", ["11"]) is told
-    assert not _answered("Is 7 prime?\nAnswer yes/no:", ["yes"])
-
-
 TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</answer>")
 
 
@@ -344,8 +310,6 @@ TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</an
         ("Reply as <answer>\\boxed{N}</answer>.", (0.2, 0.2, 0, 0.2), {"pays": False}, None),
         ("Reply as <answer>N</answer>.", (0, 0, 0, 0), {"pays": True}, "answers-not-parsed"),
         ("Reply as <answer>N</answer>.", (1, 0, 0, 0), {"pays": True}, None),
-        ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False], "anything": 1.0}, "reward-wrong"),
-        ("What is 7 + 5?", (0, 0, 0, 0), {"columns": [], "namers": [False], "anything": 0.0}, None),
         ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False]}, None),
     ],
 )

@@ -52,9 +52,9 @@ class Plan(Settings):
 
 
 def narrowing(options: Any) -> str:
-    """Those of the options top_p, top_k and min_p that leave tokens out of the sampling, such as "--top-p 0.5"; "" for none."""
+    """Those of the options top_p, top_k and min_p that leave tokens out of the sampling, such as "top-p 0.5"; "" for none."""
     given = (("top-p", options.top_p or 1, 1), ("top-k", options.top_k or 0, 0), ("min-p", options.min_p or 0, 0))
-    return ", ".join(f"--{name} {value:g}" for name, value, whole in given if value != whole)
+    return ", ".join(f"{name} {value:g}" for name, value, whole in given if value != whole)
 
 
 # What rows are computed from

@@ -35,8 +35,8 @@ LOGGED = {
 """Name in TRL's log -> name of the same number in the table of trends."""
 LIMIT = "max_completion_length"
 TINY = 0.02
-LEAST, DIFFERENT_ENDS = 8, 3
-"""Fewest completions without an end token, and different tokens at their ends, that no limit and no stop text explains."""
+LEAST = 8
+"""Fewest completions, or tokens, that must show the same."""
 
 
 def plan_of(trainer: Any) -> trends.Plan:
@@ -56,8 +56,8 @@ class WeightSample:
             for n, p in tensors.items()
         }
         self._places = [(p, torch.from_numpy(at[name]).to(p.device)) for name, p in tensors.items()]
-        self.first = self.last = self._read()
-        """As they were when this was made, and when `take` was called last."""
+        self.last = self._read()
+        """As they were when `take` was called last."""
 
     def _read(self) -> np.ndarray:
         own = [p.detach().reshape(-1)[at].float() for p, at in self._places]
@@ -105,16 +105,6 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
         told = f"of {sum(cut)} completions without an end token {len(trained_)} are trained"
         check = "mask_truncated_completions keeps completions that a limit cuts off from the loss"
         found.append(Finding.of(check, "loss-mask-wrong", trained_, told, "rows"))
-    if trainer.rollout_func is not None:
-        most = max(map(len, made.ids), default=0)
-        last = [ids[-1] for ids, was in zip(made.ids, cut, strict=True) if was and len(ids) < most]
-        # A stop text would be the end of all of them.
-        ends = all(cut) and len(last) >= LEAST and len(set(last)) >= DIFFERENT_ENDS
-        told = f"{len(last)} of {len(cut)} completions end before the longest, with {len(set(last))} different tokens, and "
-        told += "none with an end token: it is lost between sampling and training, or they are tokenised again"
-        check = "completions of rollout_func keep the token that ends them"
-        told = told if ends else f"{len(cut)} completions"
-        found.append(Finding.of(check, "row-not-what-was-sampled", ends, told, "rows"))
     return found
 
 
@@ -163,13 +153,6 @@ def given(plan: trends.Plan, record: StepRecord, first: float | None) -> tuple[l
     told = f"they differ by {gap:.2g} nats a token (in the first record by {first:.2g})"
     late = gap > max(gap_limit(plan), 100 * first)
     return [*found, Finding.of(GIVEN, "weights-not-synced", late, told, "sync")], first
-
-
-def reference(sample: WeightSample) -> Finding:
-    """Whether a reference model that is not to follow the policy has the weights that it had at first."""
-    moved = float((sample.first != sample.take()[1]).mean())
-    told = f"{moved:.0%} of its sampled weights are others than before the first step, with sync_ref_model=False"
-    return Finding.of("the reference model stays as it was", "kl-term-wrong", moved, told, "loss")
 
 
 SAVED = "what save_model writes is the trained model"

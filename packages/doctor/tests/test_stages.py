@@ -160,7 +160,7 @@ def test_a_change_is_found_where_it_was_made(
     assert what in found.what
 
 
-def test_where_a_difference_lies_is_broken_down(made_record: Made) -> None:
+def test_a_difference_in_some_rows_alone_is_found(made_record: Made) -> None:
     """Positive slopes of one member of every group: no choice of rows by a fixed step may miss it."""
     record = made_record()
     for t in record.updates[0].trained:
@@ -168,8 +168,7 @@ def test_where_a_difference_lies_is_broken_down(made_record: Made) -> None:
             assert t.slopes is not None
             t.slopes = t.slopes * np.float32(1.7)
     found = stages.first(outcomes(record))
-    assert found is not None and found.places["member"][0][0] == "2"
-    assert all(gap < 1e-6 for member, gap in found.places["member"][1:])
+    assert found is not None and found.stage == "loss"
 
 
 def test_gradients_that_are_kept_from_the_step_before() -> None:

@@ -286,7 +286,6 @@ def judged(
         ((0.5, 0.5, 0.5, 0.5), False, "reward-wrong"),
         ((0.5, 0.5, 0.5, 0.5), True, None),  # another form than that of these replies is paid
         ((0, 1, 0, 0), True, "answers-not-parsed"),
-        ((1, 1, 0, 1), True, "reward-exploitable"),
         ((1, 1, 1, 1), True, None),
     ],
 )

@@ -13,7 +13,7 @@ import math
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,8 +46,6 @@ class Outcome:
     cause: str | None = None
     what: str = ""
     """The condition that gives these numbers; "" if none does."""
-    places: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
-    """Dimension (token, position, turn, member, module) -> (value, mean gap there), largest first."""
 
     def fail(self, cause: str, evidence: str = "", what: str = "") -> None:
         self.verdict, self.cause, self.what, self.evidence = "fail", cause, what, evidence or self.evidence
@@ -279,7 +277,6 @@ def _logprobs(
     differ = [not (g.mean() <= out.limit and g.max() <= most) for g in gaps]
     if np.isfinite(every).all() and out.gap <= out.limit and every.max() <= most:
         return {}
-    out.places = _by_token(x, [s for s, _ in pairs], gaps)
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
     apart = [k for k, one in enumerate(differ) if one] or [*range(len(gaps))]
     few = sorted(apart, key=lambda k: (len(x.before.get(pairs[k][0].row, ())), len(pairs[k][0].ids)))[:6]
@@ -422,7 +419,6 @@ def advantage(x: Examined, out: Outcome) -> None:
             lost = len(record.rows) - len(known)
             return out.fail("not-finite", f"{lost} of {len(record.rows)} rewards are no finite numbers")
         if wrong:
-            out.places = {"member": _broken_down([row.member for row in known], gaps)}
             case = explain.of_advantages(known, s, seen, expected)
             return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
 
@@ -560,9 +556,6 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     if not np.isfinite(observed).all():
         out.fail("not-finite", f"{out.evidence}; some are no finite numbers")
         return True
-    if trained:
-        parts = np.split(gaps, np.cumsum(sizes)[:-1])
-        out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
     case = explain.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
     out.explained(case, observed, expected, "loss-differs-from-settings", 1e-6 * scale)
     return True
@@ -622,9 +615,8 @@ def gradient(x: Examined, out: Outcome) -> None:
 
 def _worst(out: Outcome, told: str, each: Sequence[tuple[float, str]]) -> float:
     """The largest of the gaps of tensors, each with its name; what is told of all of them is completed by it."""
-    gap = max(each)[0]
-    out.evidence = f"{told} of its size, by up to {gap:.2g} in one of {len(each)} tensors"
-    out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
+    gap, name = max(each)
+    out.evidence = f"{told} of its size, by up to {gap:.2g} in one of {len(each)} tensors, {name}"
     return gap
 
 
@@ -642,8 +634,8 @@ def trained_tensors(x: Examined, out: Outcome) -> None:
     outside = [t.name for t in update.tensors if not math.isfinite(t.learning_rate)]
     out.gap, out.evidence = len(missing) + len(outside), f"{len(found)} tensors"
     if missing or outside:
-        out.places = {"module": [(name, 1.0) for name in (missing or outside)[:5]]}
         told = f"{len(missing)} of {len(wanted)} tensors are not trained, {len(outside)} are none of the optimizer's"
+        told += f", such as {(missing or outside)[0]}"
         out.fail("no-gradient" if missing else "update-differs-from-settings", told)
 
 
@@ -797,23 +789,3 @@ def _entries(each: Sequence[tuple[torch.Tensor | None, np.ndarray]]) -> np.ndarr
         for g, at in each
     ]
     return torch.cat(found).double().cpu().numpy()
-
-
-def _by_token(x: Examined, scored: Sequence[Scored], gaps: Sequence[np.ndarray]) -> dict[str, list[tuple[str, float]]]:
-    """Gaps [n] of the scored tokens of each row, by token id, position in the row, turn and group member."""
-    told: list[tuple[Any, ...]] = []
-    for s, own in zip(scored, gaps, strict=True):
-        at = np.array(s.at)
-        places = np.flatnonzero(at[1:]) + 1
-        turns, member = np.cumsum(~at[places - 1]), x.record.rows[s.row].member
-        told += [(g, s.ids[i], f"{i // 64 * 64}+", k, member) for g, i, k in zip(own, places, turns, strict=False)]
-    every, *columns = zip(*told, strict=True)
-    names = ("token", "position", "turn", "member")
-    return {name: _broken_down(values, np.array(every)) for name, values in zip(names, columns, strict=True)}
-
-
-def _broken_down(values: Sequence[Any], gaps: np.ndarray, most: int = 4) -> list[tuple[str, float]]:
-    """(value, mean gap [n] where it is so), the largest first. `values`: [n]"""
-    told, at = np.unique([str(value) for value in values], return_inverse=True)
-    means = np.bincount(at, gaps) / np.bincount(at)
-    return [(str(told[k]), float(means[k])) for k in np.argsort(-means)[:most]]

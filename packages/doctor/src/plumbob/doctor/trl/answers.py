@@ -28,8 +28,8 @@ LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
 ROUNDS = 3
 """Fewest generations after which a reward that has never differed is judged."""
-FEW, SHARE = 5, 0.1
-"""Fewest right answers, or wrong ones that are paid in full, and smallest share of the latter of all wrong ones."""
+FEW = 5
+"""Fewest right answers, beside those of other groups, with which rewards are compared."""
 
 
 def said(text: str, gold: str) -> str:
@@ -53,10 +53,6 @@ class Reply:
     """Whether it has all marks of a form that its prompt asks for."""
     due: bool
     """Whether it has these, or, where none are asked for, marks its answer in a usual way."""
-    wrong: bool
-    """Whether it marks a whole number that is neither the answer nor that of another column."""
-    inside: bool
-    """Whether the right answer stands somewhere in it."""
 
 
 @dataclass
@@ -116,15 +112,12 @@ class Answers:
         tally.rows += 1
         tally.asked += bool(places(gold, prompt))
         tally.formless += not wanted and not ASKS.search(prompt)
-        others = {plain(str(value)) for name, value in row.items() if name in self.tallies and name != column}
         for one, cut in group:
             answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), not cut and all(mark in text for mark in wanted)
-            whole = answer.isdigit() and gold.isdigit() and plain(answer) not in others
             own = sum(one.components.get(name, 0.0) for name in self.namers)
             due = form and bool(wanted or answer)
-            wrong, inside = whole and not right, gold in text
-            tally.replies.append(Reply(self.groups, right, one.reward, own, form, due, wrong, inside))
+            tally.replies.append(Reply(self.groups, right, one.reward, own, form, due))
 
     def _told(self) -> tuple[Any, str, str | None]:
         """(verdict, evidence, cause)"""
@@ -162,11 +155,6 @@ class Answers:
         if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
             told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or usual,"
             return f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"
-        wrong, best = [r for r in t.replies if r.wrong], max((r.own for r in right), default=-np.inf)
-        paid, less = ([r.inside for r in wrong if (r.own >= best - TOLERANCE) is way] for way in (True, False))
-        if pays and len(paid) >= max(FEW, SHARE * len(wrong)) and all(paid) and not any(less):
-            told = f"{len(paid)} of {len(wrong)} completions that mark a wrong number earn as much as right ones"
-            return f"{told}: all these, and no others, have the right one somewhere", "reward-exploitable"
         return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import math
 import re
 import textwrap
@@ -63,7 +64,7 @@ COPIES, LEAST_ROWS = 8, 32
 REPLY = "A reply."
 AGAIN = "completions earn the same when they are scored again, in another order"
 SILENCE = "a right answer earns more than an empty reply"
-EXAMINED = {"apart", "near-copies", "prompted", "empty", "cheap"}
+EXAMINED = {"apart", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
 
 
@@ -251,13 +252,14 @@ class _Scores:
         self.most = max(groups, 1) * self.size
 
     def __call__(self, kinds: Iterable[Sequence[str | None]], turned: bool = False) -> np.ndarray | None:
-        """[kinds, tasks, F] what they earn. `kinds`: of each kind, a text for each task. A group is filled up with empty replies.
+        """[kinds, tasks, F] what they earn. `kinds`: of each kind, a text for each task. A group is filled up with copies of the
+        last ones, of which a reward may pay the first alone.
 
         They are given as many at once as in training. `turned`: they are scored in the opposite order.
         """
         texts, size, tasks = list(kinds), self.size, self.tasks
         count = len(texts)
-        texts += [[""] * len(tasks)] * (-count % size)
+        texts += itertools.islice(itertools.cycle(texts[::-1]), size - count % size)
         # As in training, the groups of one call are of different prompts.
         starts = range(0, len(texts), size)
         places = [(k, t) for start in starts for t in range(len(tasks)) for k in range(start, start + size)]

@@ -165,7 +165,9 @@ def test_the_entries_of_a_tensor_with_the_largest_gradients_are_recorded() -> No
     seen.updated()
     for one in seen.samples:
         flat, weights = (t.detach().reshape(-1) for t in (tensors[one.name].grad, tensors[one.name]))
-        largest = flat.abs().topk(16).indices.tolist() if one.name == "a" else []  # in small ones, random entries suffice
+        largest = (
+            flat.abs().topk(16).indices.tolist() if one.name == "a" else []
+        )  # in small ones, random entries suffice
         assert set(largest) <= set(one.indices.tolist())
         assert (one.gradient == flat[one.indices].numpy()).all() and (one.after == weights[one.indices].numpy()).all()
         assert one.gradient_norm == pytest.approx(flat.norm().item()) and one.updates == 1

@@ -38,7 +38,6 @@ def attach(
     every: int = records.EVERY,
     folder: str | Path | None = None,
     rescore: bool = True,
-    gold: str | None = None,
 ) -> Doctor:
     """Let the doctor watch a GRPOTrainer of TRL. Called once, before `trainer.train()`; it changes nothing of the training.
 
@@ -47,19 +46,14 @@ def attach(
     computation of the same step. What is wrong is printed when it is found, and a page of all that was examined when training ends.
 
     `rescore`: call the reward functions before the first step, twice with a few texts that are written from the columns of the
-    data in place of completions. False: not to call them, for example because they cost money. `gold`: the column with the
-    right answers; by default one that a reward function has as an argument. Raises TypeError for another trainer, and
-    ValueError for an unknown column.
+    data in place of completions. False: not to call them, for example because they cost money. Raises TypeError for another
+    trainer.
     """
     from trl import GRPOTrainer
 
     if not isinstance(trainer, GRPOTrainer):
         raise TypeError(f"attach takes a GRPOTrainer of TRL, not a {type(trainer).__name__}")
-    if gold is not None and gold not in (
-        columns := list(getattr(trainer.train_dataset, "column_names", None) or [gold])
-    ):
-        raise ValueError(f"attach(gold={gold!r}): the data set has no such column; it has {', '.join(columns)}")
-    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER), rescore, gold)
+    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER), rescore)
     trainer.add_callback(doctor)
     return doctor
 
@@ -80,8 +74,8 @@ def _guarded(work: Callable[..., None]) -> Callable[..., None]:
 class Doctor(TrainerCallback):
     """What `attach` returns."""
 
-    def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
-        self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
+    def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool) -> None:
+        self.trainer, self.every, self.folder, self.rescore = trainer, every, folder, rescore
         unknown = before.Before(namers=[False] * len(trainer.reward_funcs))
         self._answers = Answers(settings.names_of(trainer), trainer.num_generations, unknown)
         self._results = Results(trainer.tools or ())
@@ -213,7 +207,7 @@ class Doctor(TrainerCallback):
         known = self._answers.before
         try:
             with unchanged_randomness():
-                before.examine(self.trainer, score, self.gold, known)
+                before.examine(self.trainer, score, known)
         except Exception as error:  # data, templates and reward functions are the user's own
             why = f"{type(error).__name__}: {error}"
             self.reading.limits.append(f"Data, rewards and template were not examined before the first step: {why}")

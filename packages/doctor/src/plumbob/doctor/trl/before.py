@@ -97,8 +97,8 @@ def plain(text: str) -> str:
         return normalised(text)
 
 
-def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
-    """Examine a trainer before its first step, and fill `found`. `gold`: the column with right answers, else looked for.
+def examine(trainer: Any, score: Any, found: Before) -> None:
+    """Examine a trainer before its first step, and fill `found`.
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
@@ -113,8 +113,6 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     tasks = [train[i] for i in chosen(len(train), MOST_TASKS)]
     matrix = _matrix(given, tasks)
     found.columns, found.namers = columns_of(trainer, tasks[0].handle)
-    if gold:
-        found.columns, found.namers = [gold], [True] * len(trainer.reward_funcs)
     if score is not None:
         found.findings += _scored(trainer, matrix, score, found)
     if found.columns and len(train) >= LEAST_ROWS:
@@ -189,7 +187,7 @@ def columns_of(trainer: Any, row: Mapping[str, Any]) -> tuple[list[str], list[bo
     # Numbers to be used or tests to be passed: no text of another column is a right completion by itself.
     if any(isinstance(value, list | dict) for name, value in row.items() if name in every and name != "prompt"):
         return [], [False] * len(named)
-    # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
+    # A number with a fraction is a weight or a difficulty more often than an answer.
     texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
     known = [name for name in texts if name in every][:MOST_COLUMNS]
     return known, [bool(own & set(known)) for own in named]

@@ -346,11 +346,9 @@ class RecordSink(Protocol):
 
     def wants(self, step: int) -> bool:
         """Whether step `step` (from 0) is to be recorded. The same answer on every process."""
-        ...
 
     def keep(self, made: Callable[[], StepRecord]) -> None:
         """Take the record of a finished step, which `made` returns when it is called, perhaps later and in a thread."""
-        ...
 
 
 FIRST = 3

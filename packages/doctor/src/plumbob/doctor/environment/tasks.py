@@ -52,9 +52,7 @@ def _content(task: Task) -> tuple[str, ...]:
 
 def _different(m: Matrix) -> tuple[int, int]:
     """(number of training tasks, number of different ones)."""
-    prompts = {normalised(task.prompt) for task in m.player.train}
-    alone = len(prompts) == len(m.player.train)  # contents may be long
-    return len(m.player.train), len(prompts if alone else {_content(task) for task in m.player.train})
+    return len(m.player.train), len({_content(task) for task in m.player.train})
 
 
 def enough(m: Matrix) -> Evidence | None:
@@ -184,8 +182,7 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
 
 def apart(m: Matrix) -> Evidence | None:
     held = m.player.held_out
-    wanted = {normalised(task.prompt) for task in held}  # contents may be long
-    trained = {_content(task) for task in m.player.train if normalised(task.prompt) in wanted}
+    trained = {_content(task) for task in m.player.train}
     both = [task.key for task in held if _content(task) in trained]
     return refuted(both, held, "{} held-out tasks are among the training tasks, such as ", str)
 

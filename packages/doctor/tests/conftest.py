@@ -76,7 +76,6 @@ def made_tensor(name: str, random: np.random.Generator) -> records.TensorSample:
     gradient = (random.random(20).astype(np.float32) - 0.5) * 0.01
     before = random.random(20).astype(np.float32)
     after = (before - 1e-3 * gradient / (np.abs(gradient) + 1e-8)).astype(np.float32)
-    moments = np.stack([0.1 * gradient, 0.001 * gradient**2]).astype(np.float32)
     return records.TensorSample(
         name,
         [20],
@@ -86,6 +85,5 @@ def made_tensor(name: str, random: np.random.Generator) -> records.TensorSample:
         gradient,
         float(np.linalg.norm(gradient)),
         1e-3,
-        moments_after=moments,
         updates=1,
     )

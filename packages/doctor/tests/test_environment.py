@@ -235,15 +235,6 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         {"opening": lambda t, task: [("system", RULES), ("user", f"{task.prompt} Value: {task.fields['answer']}.")]},
     ),
     "held-out tasks trained on": ("apart", {"train": [*TRAIN, *HELD[:8]]}),
-    "held-out tasks in other words": (
-        "near-copies",
-        {
-            "held_out": [
-                dataclasses.replace(task, key=f"held-{task.key}", prompt=f"Please begin at key {task.prompt[-4:]}!")
-                for task in TRAIN[:16]
-            ]
-        },
-    ),
     "held-out tasks with another rule": (
         "prompted",
         {

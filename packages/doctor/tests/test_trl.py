@@ -28,7 +28,7 @@ from datasets import Dataset  # noqa: E402
 from plumbob.doctor.environment.player import Message, Played, Task  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
 from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
-from plumbob.doctor.trl.before import Before, _answered, columns_of, examine, plain  # noqa: E402
+from plumbob.doctor.trl.before import Before, columns_of, examine, plain  # noqa: E402
 from plumbob.doctor.trl.reading import of_folder  # noqa: E402
 
 pytestmark = pytest.mark.trl
@@ -172,36 +172,15 @@ def test_an_answer_is_read_where_it_is_marked() -> None:
 
 
 def test_rows_with_pictures_are_not_told_apart_by_their_texts(tmp_path: Path) -> None:
-    trainer = make(tmp_path)
-    asked = [{"role": "user", "content": "Is there a cat?"}]
-    data = [{"prompt": asked, "answer": "yes" if i % 3 else "no", "image": f"{i}.png"} for i in range(64)]
-    for seen, causes in (
-        (data, set()),
-        ([{**row, "image": None} for row in data], set()),
-        (None, {"few-distinct-tasks"}),
-    ):
-        rows_ = seen or [{name: row[name] for name in ("prompt", "answer")} for row in data]
-        trainer.train_dataset, found = Dataset.from_list(rows_), Before()
-        examine(trainer, None, None, found)
+    trainer = make(tmp_path, data=rows(1).repeat(64))
+    for seen, causes in ((True, set()), (False, {"few-distinct-tasks"})):
+        trainer._is_vlm, found = seen, Before()
+        examine(trainer, None, found)
         assert {one.cause for one in found.findings if one.cause} == causes
 
 
 REPLIES = ("7 + 5 = 12\n#### 12", "#### 12", "#### 13", "so 12, no\n#### 11")
 """Of what is 7 + 5: two right replies, a wrong one, and a wrong one with the right number in it."""
-
-
-def test_pictures_are_not_decoded_but_for_the_few_rows_that_are_scored(tmp_path: Path) -> None:
-    from datasets import Image
-
-    asked = [{"role": "user", "content": "Is there a cat?"}]
-    data = Dataset.from_list([{"prompt": asked, "answer": "yes", "photo": {"bytes": b"none", "path": None}}] * 300)
-    trainer, found = make(tmp_path), Before()
-    trainer.train_dataset = data.cast_column("photo", Image())
-    with pytest.raises(Exception, match="identify image"):  # a whole row is read last
-        examine(trainer, None, None, found)
-    trainer.eval_dataset, trainer.train_dataset = trainer.train_dataset, rows()
-    examine(trainer, None, None, found)
-    assert "Held-out tasks are prompted as training tasks are" in {one.check for one in found.findings}
 
 
 def test_a_reward_function_is_given_as_many_texts_at_once_as_in_training_of_several_prompts(tmp_path: Path) -> None:
@@ -212,7 +191,7 @@ def test_a_reward_function_is_given_as_many_texts_at_once_as_in_training_of_seve
         return rewards(completions, answer)
 
     trainer, found = make(tmp_path, reward=counted, steps_per_generation=2, gradient_accumulation_steps=2), Before()
-    examine(trainer, plumbob.doctor.attach(trainer).watch.score, None, found)
+    examine(trainer, plumbob.doctor.attach(trainer).watch.score, found)
     assert len(calls) > 4 and max(calls) == (32, 8)
     assert found.pays and found.columns == ["answer"]
 
@@ -226,10 +205,10 @@ def test_prompts_that_the_user_has_rendered(header: bool, cause: str | None, tmp
         lambda row: {"text": tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=header)}
     )
     trainer.train_dataset = trainer.train_dataset.remove_columns("prompt").rename_column("text", "prompt")
-    examine(trainer, None, None, found)
+    examine(trainer, None, found)
     assert [one.cause for one in found.findings if one.check.startswith("prompts that are rendered open")] == [cause]
     trainer.train_dataset, found = Dataset.from_list([{"prompt": "2 + 2 =", "answer": "4"}] * 8), Before()
-    examine(trainer, None, None, found)
+    examine(trainer, None, found)
     assert not [one for one in found.findings if one.check.startswith("prompts that are rendered")]
 
 
@@ -307,7 +286,6 @@ def judged(
         ((0.5, 0.5, 0.5, 0.5), False, "reward-wrong"),
         ((0.5, 0.5, 0.5, 0.5), True, None),  # another form than that of these replies is paid
         ((0, 1, 0, 0), True, "answers-not-parsed"),
-        ((1, 1, 0, 1), True, "reward-exploitable"),
         ((1, 1, 1, 1), True, None),
     ],
 )
@@ -318,19 +296,6 @@ def test_what_right_answers_of_the_run_itself_earn(
     found = judged("What is 7 + 5?", REPLIES, earned, before)
     assert found[-1].cause == cause
     assert {one.cause for one in found[:3]} <= {None, "reward-wrong" if not np.ptp(earned) else None}
-
-
-def test_right_answers_of_several_lines_that_alone_earn_nothing() -> None:
-    replies = ("<answer>12</answer>", "So.\n<answer>12</answer>", "<answer>13</answer>", "<answer>11</answer>")
-    asked, before = "Reply as <answer>N</answer>.", Before(columns=["answer"], namers=[True], pays=True)
-    assert judged(asked, replies, (1, 0, 0, 0), before)[-1].cause == "answers-not-parsed"
-    assert judged(asked, replies, (1, 1, 0, 0), before)[-1].cause is None
-
-
-@pytest.mark.parametrize(("shot", "told"), [("5 + 6", True), ("5 + 7", False)])
-def test_examples_that_hold_the_question_itself(shot: str, told: bool) -> None:
-    assert _answered(f"Q: {shot} = ?\nA: 11\nQ: 1 + 2 = ?\nA: 3\nQ: 5 + 6 = ?\nA:", ["11"]) is told
-    assert not _answered("Is 7 prime?\nAnswer yes/no:", ["yes"])
 
 
 TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</answer>")
@@ -344,8 +309,6 @@ TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</an
         ("Reply as <answer>\\boxed{N}</answer>.", (0.2, 0.2, 0, 0.2), {"pays": False}, None),
         ("Reply as <answer>N</answer>.", (0, 0, 0, 0), {"pays": True}, "answers-not-parsed"),
         ("Reply as <answer>N</answer>.", (1, 0, 0, 0), {"pays": True}, None),
-        ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False], "anything": 1.0}, "reward-wrong"),
-        ("What is 7 + 5?", (0, 0, 0, 0), {"columns": [], "namers": [False], "anything": 0.0}, None),
         ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False]}, None),
     ],
 )
@@ -523,8 +486,6 @@ def test_what_is_not_supported_is_said_and_not_recorded(tmp_path: Path) -> None:
     assert not list((tmp_path / "plumbob_records").glob("*.npz"))
     with pytest.raises(TypeError, match="GRPOTrainer"):
         plumbob.doctor.attach(torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="no such column; it has prompt, answer"):
-        plumbob.doctor.attach(make(tmp_path), gold="solution")
 
 
 # Faults: subclasses as scripts and forks have them, reward functions, and settings

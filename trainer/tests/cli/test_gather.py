@@ -44,7 +44,7 @@ def test_settings_that_are_right() -> None:
 
 def test_plan_of_settings() -> None:
     plan = plan_of(dataclasses.replace(TrainConfig(), top_p=0.5, top_k=20, bf16=True, max_tokens=64, learning_rate=2.0))
-    assert narrowing(plan) == "--top-p 0.5, --top-k 20"
+    assert narrowing(plan) == "top-p 0.5, top-k 20"
     assert not plan.exact
     assert plan.limits["max_turn_tokens"] == "--max-tokens 64"
 

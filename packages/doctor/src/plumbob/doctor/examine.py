@@ -23,8 +23,6 @@ SOURCES: tuple[Source, ...] = ("environment", "run", "records", "settings", "tre
 """In the order in which they explain each other. An environment is examined without model and trainer, so what is wrong in
 it is a reason of all else; a record is exact, where settings and metrics are only a hint.
 """
-MOST_PLACES = 3
-"""Most places of a difference that evidence names."""
 
 
 @dataclass
@@ -115,13 +113,8 @@ def of_outcomes(outcomes: Iterable[Outcome], step: int) -> list[Finding]:
     found = []
     for one in outcomes:
         evidence = one.evidence
-        if one.verdict == "fail":
-            evidence += f"; these numbers fit {one.what}" if one.what else ""
-            evidence += "".join(
-                f"; by {name}: {', '.join(f'{value} {gap:.2g}' for value, gap in places[:MOST_PLACES])}"
-                for name, places in one.places.items()
-                if places and len(places) > 1
-            )
+        if one.verdict == "fail" and one.what:
+            evidence += f"; these numbers fit {one.what}"
         verdict: Any = "unsure" if one.verdict == "not examined" else one.verdict
         cause = one.cause if one.verdict == "fail" else None
         found.append(Finding(one.check, verdict, evidence, cause, one.stage, step if cause else None))

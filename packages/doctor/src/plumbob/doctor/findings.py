@@ -36,11 +36,7 @@ STAGES: tuple[Stage, ...] = tuple(AREAS)
 
 @dataclass(frozen=True)
 class Cause:
-    """One reason why a run does not learn.
-
-    Example:
-        CAUSES["kl-too-large"].stage  # "loss"
-    """
+    """One reason why a run does not learn."""
 
     sentence: str
     """What is wrong, and what follows from it."""

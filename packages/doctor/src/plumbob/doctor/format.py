@@ -132,7 +132,7 @@ def _in_update(place: str, update: records.Update, rows: Sequence[records.Row]) 
             of = f"row {t.row} has loss_mask true for"
             yield from _lengths(f"{place}.trained[{k}]", t, columns, int(rows[t.row].loss_mask.sum()), of)
     for k, tensor in enumerate(update.tensors):
-        columns = ["before", "after", "gradient", "moments_before", "moments_after"]
+        columns = ["before", "after", "gradient", "moments_before"]
         yield from _lengths(f"{place}.tensors[{k}]", tensor, columns, len(tensor.indices), "indices")
 
 

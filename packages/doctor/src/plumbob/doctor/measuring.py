@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,6 @@ from plumbob.doctor.record import TensorSample
 
 AT_RANDOM = 48
 """Entries of each trained tensor that are drawn at random for the record."""
-LARGEST = 16
-"""Entries of each trained tensor with the largest gradients, which are added: most of an embedding's are 0."""
-SMALL = 1 << 19
-"""Most entries of a tensor that is copied to be read together with others of its shape."""
 MOVED = (0.6, -0.6, 0.05, -0.05)
 """Differences in nats of new and old log-probabilities, in turn, with which the loss is tried: beyond usual clip bounds, and
 within them."""
@@ -27,27 +22,16 @@ APART = (0.5, -0.3, -0.5, 0.3, 0.1)
 
 
 class SampledTensors:
-    """Entries of the trained tensors, before and after an optimizer step.
-
-    Small tensors of one shape are read together: an adapter has hundreds, and operations on each by itself would take a good part
-    of a training step.
-    """
+    """Entries of the trained tensors, before and after an optimizer step."""
 
     @torch.no_grad()
     def __init__(self, trainable: Mapping[str, torch.Tensor], optimizer: Any) -> None:
         """Called when the gradient is complete, and not yet applied."""
         self._parameters, self._optimizer = list(trainable.values()), optimizer
-        gradients, groups = [p.grad for p in self._parameters], _alike(self._parameters)
-        each = [(own, stack) for at in groups for own, stack in _stacks(gradients, at)]
-        places = [_at_random(name, parameter.numel()) for name, parameter in trainable.items()]
-        norms = [0.0] * len(places)
-        norm = partial(torch.linalg.vector_norm, dim=(1, 2), dtype=torch.float32)
-        measured = on_host([of(stack) for _, stack in each for of in (_largest, norm)])
-        for (own, _), largest, lengths in zip(each, measured[::2], measured[1::2], strict=True):
-            for k, also, length in zip(own, largest.reshape(len(own), -1), lengths, strict=True):
-                places[k], norms[k] = np.union1d(places[k], also), float(length)
-        self._sizes = [len(at) for at in places]
-        self._groups = [(at, _padded([places[k] for k in at]).to(self._parameters[at[0]].device)) for at in groups]
+        gradients = [p.grad for p in self._parameters]
+        norms = on_host([None if g is None else torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
+        places = [at_random(name, parameter.numel()) for name, parameter in trainable.items()]
+        self._places = [torch.from_numpy(at).to(p.device) for at, p in zip(places, self._parameters, strict=True)]
         before, moments, chosen = self._taken(self._parameters), self._moments(), self._taken(gradients)
         options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self.samples = [
@@ -58,7 +42,7 @@ class SampledTensors:
                 before=before[k],
                 after=np.zeros(0, np.float32),
                 gradient=chosen[k],
-                gradient_norm=norms[k],
+                gradient_norm=0.0 if norms[k] is None else float(norms[k].item()),
                 learning_rate=float(options.get(id(parameter), {}).get("lr", math.nan)),
                 weight_decay=float(options.get(id(parameter), {}).get("weight_decay", 0.0)),
                 moments_before=moments[k],
@@ -69,24 +53,13 @@ class SampledTensors:
     @torch.no_grad()
     def updated(self) -> None:
         """Called when the optimizer step has been taken."""
-        steps = on_host([self._state(p).get("step") for p in self._parameters])
-        after = self._taken(self._parameters)
-        for sample, weights, moments, step in zip(self.samples, after, self._moments(), steps, strict=True):
-            sample.after, sample.moments_after = weights, moments
-            sample.updates = 0 if step is None else int(step.item())
+        taken = self._taken(self._parameters)
+        for sample, parameter, weights in zip(self.samples, self._parameters, taken, strict=True):
+            sample.after, sample.updates = weights, int(self._state(parameter).get("step", 0))
 
     def _taken(self, tensors: Sequence[torch.Tensor | None]) -> list[Any]:
         """[W] of each trained tensor, or None."""
-        found: list[Any] = [None] * len(tensors)
-        parts = []
-        for members, at in self._groups:
-            for own, stack in _stacks(tensors, members):
-                here = at if len(own) == len(members) else at[[members.index(k) for k in own]]
-                parts.append((own, stack.reshape(len(own), -1).gather(1, here)))
-        for (own, part), values in zip(parts, on_host([part for _, part in parts]), strict=True):
-            for k, of_each in zip(own, values.reshape(part.shape), strict=True):
-                found[k] = of_each[: self._sizes[k]]
-        return found
+        return on_host([None if t is None else t.reshape(-1)[at] for t, at in zip(tensors, self._places, strict=True)])
 
     def _moments(self) -> list[np.ndarray | None]:
         """[2, W] of each trained tensor: Adam's moments; None if the optimizer has none."""
@@ -96,32 +69,6 @@ class SampledTensors:
 
     def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
         return self._optimizer.state.get(parameter, {})
-
-
-def _alike(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Indices of the tensors, those together that can be stacked without much memory."""
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for k, tensor in enumerate(tensors):
-        groups[(tensor.shape, tensor.dtype, tensor.device) if tensor.numel() <= SMALL else k].append(k)
-    return list(groups.values())
-
-
-def _stacks(tensors: Sequence[torch.Tensor | None], members: Sequence[int]) -> list[tuple[list[int], torch.Tensor]]:
-    """One or no (indices of those members that are no None, [members, rows, columns] of them)."""
-    there = [(k, tensor) for k in members if (tensor := tensors[k]) is not None]
-    if not there:
-        return []
-    own, first = [k for k, _ in there], there[0][1]
-    stack = torch.stack([tensor for _, tensor in there]) if len(there) > 1 else first[None]
-    return [(own, stack.reshape(len(own), len(first) if first.dim() else 1, -1))]
-
-
-def _padded(places: Sequence[np.ndarray]) -> torch.Tensor:
-    """[K, W] int64: each tensor's indices, with zeros behind the shorter ones."""
-    found = np.zeros((len(places), max(map(len, places))), np.int64)
-    for row, at in zip(found, places, strict=True):
-        row[: len(at)] = at
-    return torch.from_numpy(found)
 
 
 def moved(logprobs: torch.Tensor, by: Sequence[float]) -> torch.Tensor:
@@ -145,36 +92,15 @@ def numbers(tensor: torch.Tensor) -> np.ndarray:
 
 
 def on_host(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
-    """The numbers of each tensor as `numbers` gives them, or of whole numbers as int64, flat; each None as it is.
-
-    One transfer for all of a type and device: thousands of small ones would take a good part of a training step.
-    """
-    found: list[Any] = [None] * len(tensors)
-    kinds: dict[Any, list[tuple[int, torch.Tensor]]] = defaultdict(list)
-    for k, tensor in enumerate(tensors):
-        if isinstance(tensor, torch.Tensor):
-            kinds[tensor.device, tensor.dtype].append((k, tensor.detach()))
-        elif tensor is not None:
-            found[k] = np.array(tensor)
-    for (_, dtype), own in kinds.items():
-        whole = torch.cat([t.reshape(-1) for _, t in own]).to(torch.float32 if dtype.is_floating_point else torch.int64)
-        values, end = whole.cpu().numpy(), 0
-        for k, tensor in own:
-            start, end = end, end + tensor.numel()
-            found[k] = values[start:end]
-    return found
+    """A flat copy of the numbers of each tensor, as float32, or of whole numbers as int64; each None as it is."""
+    kinds = {True: torch.float32, False: torch.int64}
+    return [
+        None if t is None else t.detach().reshape(-1).to("cpu", kinds[t.is_floating_point()], copy=True).numpy()
+        for t in tensors
+    ]
 
 
 @cache
-def _at_random(name: str, size: int) -> np.ndarray:
+def at_random(name: str, size: int) -> np.ndarray:
     """Indices of entries of a tensor that depend on its name and size alone."""
     return np.unique(np.random.default_rng(zlib.crc32(name.encode())).integers(0, size, min(AT_RANDOM, size)))
-
-
-def _largest(gradients: torch.Tensor) -> torch.Tensor:
-    """[K, rows, columns] -> [K, .]: where each flattened tensor's largest entries are. They lie in the rows with the largest."""
-    count, rows, columns = gradients.shape
-    few = torch.linalg.vector_norm(gradients, torch.inf, dim=2).topk(min(LARGEST, rows)).indices
-    entries = gradients.gather(1, few[:, :, None].expand(-1, -1, columns)).abs().reshape(count, -1)
-    at = entries.topk(min(LARGEST, entries.shape[1])).indices
-    return few.gather(1, at // columns) * columns + at % columns

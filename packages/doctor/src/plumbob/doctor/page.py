@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import html
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from plumbob.console import counted
+from plumbob.console.text import wrap
 from plumbob.doctor.causes import CAUSES, is_symptom
 from plumbob.doctor.examine import Examination
 from plumbob.doctor.findings import AREAS, STAGES, Finding
@@ -120,13 +120,9 @@ def open_checks(x: Examination, everything: bool) -> Iterator[str]:
             yield f"{AREAS[stage]}: {'; '.join(checks)}{f' ({why})' if why else ''}"
 
 
-def _wrapped(start: str, text: str, width: int) -> Iterator[str]:
+def _wrapped(start: str, text: str, width: int) -> list[str]:
     """The text in lines of `width` columns at most, but for words that are longer. Lines after the first are indented."""
-    wrapped = textwrap.wrap(
-        " ".join(text.split()), max(width, len(start) + 20), initial_indent=start, subsequent_indent=" " * len(start),
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-    yield from wrapped or [start.rstrip()]
+    return wrap(" ".join(text.split()), max(width, len(start) + 20), start, " " * len(start))
 
 
 PAGE = """<!doctype html>
@@ -138,7 +134,6 @@ PAGE = """<!doctype html>
 :root {{ color-scheme: light dark; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
 pre {{ font-size: 14px; white-space: pre-wrap; overflow-wrap: anywhere; }}
-.ok {{ color: #2da44e; }} .FAIL {{ color: #cf222e; }} .ERROR {{ color: #8250df; }}
 </style>
 <h1>{title}</h1>
 <pre>
@@ -151,10 +146,5 @@ pre {{ font-size: 14px; white-space: pre-wrap; overflow-wrap: anywhere; }}
 def render(x: Examination, title: str) -> str:
     """The page: each area with every check, the answer, and what was not examined."""
     return PAGE.format(
-        title=html.escape(title), text="\n".join(map(_coloured, lines(x, everything=True, width=MOST_WIDTH)))
+        title=html.escape(title), text=html.escape("\n".join(lines(x, everything=True, width=MOST_WIDTH)))
     )
-
-
-def _coloured(line: str) -> str:
-    mark, text = (line.split() or [""])[0], html.escape(line)
-    return f'<span class="{mark}">{text}</span>' if mark in ("ok", "FAIL", "ERROR") else text

@@ -11,9 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import operator
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,8 +22,6 @@ import numpy as np
 from pydantic import TypeAdapter
 from pydantic_core import core_schema
 
-PLAIN = frozenset((str, int, float, bool, type(None)))
-"""Types of most values, which JSON has as they are."""
 FORMAT = 1
 """Version of the file format. A reader refuses files of another version."""
 
@@ -37,7 +34,8 @@ class Of:
     dimensions: int = 1
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return core_schema.with_info_plain_validator_function(self._given)
+        stored = core_schema.plain_serializer_function_ser_schema(_stored, info_arg=True)
+        return core_schema.with_info_plain_validator_function(self._given, serialization=stored)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         items: dict[str, Any] = {"type": {"f": "number", "b": "boolean"}.get(np.dtype(self.dtype).kind, "integer")}
@@ -60,6 +58,15 @@ class Of:
         if made.dtype.kind != "f" and not np.array_equal(made, array):
             raise ValueError(f"holds numbers that are not of type {self.dtype}")
         return made
+
+
+def _stored(array: np.ndarray, info: Any) -> list[Any]:
+    """The place of an array among those of its type, which are the context: a file for each array would take seconds."""
+    name = array.dtype.str.lstrip("<|")
+    parts, length = info.context.setdefault(name, ([], 0))
+    parts.append(array.reshape(-1))
+    info.context[name] = (parts, length + array.size)
+    return [name, length, *array.shape]
 
 
 Ids = Annotated[np.ndarray, Of("int32")]
@@ -210,7 +217,6 @@ class TensorSample:
     weight_decay: float = 0.0
     moments_before: Annotated[np.ndarray, Of("float32", 2)] | None = None
     """[2, W]: Adam's first and second moment; None before the first update."""
-    moments_after: Annotated[np.ndarray, Of("float32", 2)] | None = None
     updates: int = 0
     """Number of updates that the optimizer has applied to this tensor, this one included."""
 
@@ -340,11 +346,9 @@ class RecordSink(Protocol):
 
     def wants(self, step: int) -> bool:
         """Whether step `step` (from 0) is to be recorded. The same answer on every process."""
-        ...
 
     def keep(self, made: Callable[[], StepRecord]) -> None:
         """Take the record of a finished step, which `made` returns when it is called, perhaps later and in a thread."""
-        ...
 
 
 FIRST = 3
@@ -401,10 +405,12 @@ def adapter() -> TypeAdapter[StepRecord]:
 
 def write(record: StepRecord, path: Path) -> None:
     """Write the record to `path`, an `.npz` file. A reader never sees half of it."""
-    parts: dict[str, list[np.ndarray]] = {}
-    lengths: dict[str, int] = {}
-    header = json.dumps({"format": FORMAT, "record": _packed(record, parts, lengths)}, default=str)
-    arrays = {name: np.concatenate(those) for name, those in parts.items()}
+    stored: dict[str, tuple[list[np.ndarray], int]] = {}
+    made = adapter().dump_python(record, context=stored, warnings=False)
+    header = json.dumps(
+        {"format": FORMAT, "record": made}, default=lambda v: v.item() if isinstance(v, np.generic) else str(v)
+    )
+    arrays = {name: np.concatenate(parts) for name, (parts, _) in stored.items()}
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         arrays["header"] = np.frombuffer(header.encode(), np.uint8)
@@ -423,29 +429,3 @@ def read(path: Path) -> StepRecord:
     if header.get("format") != FORMAT:
         raise ValueError(f"{path} has format {header.get('format')} of records; this version reads format {FORMAT}")
     return adapter().validate_python(header["record"], extra="ignore", context=arrays)
-
-
-@cache
-def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], Any]] | None:
-    """(names of the fields of a class of records, what reads all of them); None for any other class."""
-    names = tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
-    return (names, operator.attrgetter(*names)) if names else None
-
-
-def _packed(value: Any, parts: dict[str, list[np.ndarray]], lengths: dict[str, int]) -> Any:
-    """`value` as JSON. Arrays go to `parts`, one list per type: opening thousands of small ones would take seconds."""
-    kind = type(value)
-    if kind is np.ndarray:
-        name = value.dtype.str.lstrip("<|")
-        start = lengths.get(name, 0)
-        parts.setdefault(name, []).append(value.reshape(-1))
-        lengths[name] = start + value.size
-        return [name, start, *value.shape]
-    if fields := _fields(kind):
-        names, read_all = fields
-        value = dict(zip(names, read_all(value), strict=True))
-    if isinstance(value, list | tuple):
-        return [one if type(one) in PLAIN else _packed(one, parts, lengths) for one in value]
-    if isinstance(value, Mapping):
-        return {str(k): one if type(one) in PLAIN else _packed(one, parts, lengths) for k, one in value.items()}
-    return value.item() if isinstance(value, np.generic) else value

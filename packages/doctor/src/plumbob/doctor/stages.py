@@ -13,15 +13,16 @@ import math
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from plumbob.doctor import explain
-from plumbob.doctor.explain import Conditions, Scored, number_apart, slices
-from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
+from plumbob.doctor.explain import Conditions, Scored, slices
+from plumbob.doctor.measuring import on_host
+from plumbob.doctor.record import LossTrial, Rollout, Row, StepRecord, TensorSample, TrainedRow, Update
 from plumbob.doctor.reference import formulas
 from plumbob.doctor.reference import rows as reference
 from plumbob.doctor.reference.model import Live, Plain, load, of_tokens, plain_name
@@ -46,15 +47,13 @@ class Outcome:
     cause: str | None = None
     what: str = ""
     """The condition that gives these numbers; "" if none does."""
-    places: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
-    """Dimension (token, position, turn, member, module) -> (value, mean gap there), largest first."""
 
     def fail(self, cause: str, evidence: str = "", what: str = "") -> None:
         self.verdict, self.cause, self.what, self.evidence = "fail", cause, what, evidence or self.evidence
 
-    def explained(self, case: Conditions, seen: Any, due: Any, general: str, noise: float = 0.0, **how: Any) -> None:
-        """Fail for the condition that explains the gap, or else for the stage's general cause. `noise`, `how`: see `explain`."""
-        cause, what = explain.explain(case, seen, due, noise, **how) or (general, "")
+    def explained(self, case: Conditions, seen: Any, due: Any, general: str, noise: float = 0.0) -> None:
+        """Fail for the condition that explains the gap, or else for the stage's general cause. `noise`: see `explain`."""
+        cause, what = explain.explain(case, seen, due, noise) or (general, "")
         self.fail(cause, what=what)
 
     def skip(self, why: str) -> None:
@@ -159,17 +158,17 @@ def prompts(x: Examined, out: Outcome) -> None:
 def _lacks(x: Examined, rollout: Rollout, header: list[int]) -> Iterator[str]:
     """What is wrong with a rollout's prompts."""
     made, first = reference.prompts(x.record, rollout, x.tokenizer), rollout.requests[0].prompt_ids
-    fits = [name for name, ids in made.items() if reference.same(ids, first)]
-    if fits and "" not in fits:
-        yield f"a prompt without {fits[0]}"
-    elif not fits:
+    fits = next((name for name, ids in made if np.array_equal(ids, first)), None)
+    if fits:
+        yield f"a prompt without {fits}"
+    elif fits is None:
         # A template without a place for tools may have them in a message of its own, which is no conversation of the record.
         tools = x.record.tools[rollout.tools] if rollout.tools >= 0 else []
         names, text = [str(t.get("function", t).get("name", "")) for t in tools], x.tokenizer.decode(first)
-        placed = bool(names) and made[""] != made["the tools' descriptions"]
-        if placed or not names or not all(name in text for name in names):
+        whole, without = (reference.render(x.tokenizer, reference.opening(rollout), given) for given in (tools, ()))
+        if whole != without or not names or not all(name in text for name in names):
             yield "a first prompt that is another one than the template's"
-    if header and any(not reference.same(r.prompt_ids[-len(header) :], header) for r in rollout.requests):
+    if header and any(not np.array_equal(r.prompt_ids[-len(header) :], header) for r in rollout.requests):
         yield "a prompt without the header that opens the assistant's turn"
 
 
@@ -183,14 +182,14 @@ def rows(x: Examined, out: Outcome) -> None:
     wrong = [(r, t) for r, t in known if made(r.token_ids, r.loss_mask) != made(t.token_ids, t.loss_mask)]
     out.gap, out.evidence = len(wrong), f"{len(known)} rows"
     if wrong:
-        same_ids = sum(reference.same(r.token_ids, t.token_ids) for r, t in wrong)
+        same_ids = sum(np.array_equal(r.token_ids, t.token_ids) for r, t in wrong)
         of = [x.rollouts[r.rollout] for r, _ in wrong]
         out.evidence = f"{len(wrong)} of {len(known)} rows are other ones, {len(wrong) - same_ids} of them in their ids"
-        case = explain.of_rows([t for _, t in wrong], of, record, x.tokenizer)
         seen = [made(r.token_ids, r.loss_mask) for r, _ in wrong]
-        due = [made(t.token_ids, t.loss_mask) for _, t in wrong]
-        general = "loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled"
-        return out.explained(case, seen, due, general, distance=number_apart)
+        for what, rows_ in explain.of_rows([t for _, t in wrong], of, record, x.tokenizer).items():
+            if sum(a != b for a, b in zip(seen, rows_, strict=True)) <= explain.REST * len(wrong):
+                return out.fail("prompt-incomplete", what=what)
+        return out.fail("loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
     pairs = [(r.sampling_logprobs, t.logprobs) for r, t in known if r.sampling_logprobs is not None]
     other = sum(not np.allclose(a, b, 0, 1e-6) for a, b in pairs)
     if other:
@@ -279,7 +278,6 @@ def _logprobs(
     differ = [not (g.mean() <= out.limit and g.max() <= most) for g in gaps]
     if np.isfinite(every).all() and out.gap <= out.limit and every.max() <= most:
         return {}
-    out.places = _by_token(x, [s for s, _ in pairs], gaps)
     # Only the rows that differ are explained: of a part of the rows, the condition holds for that part alone.
     apart = [k for k, one in enumerate(differ) if one] or [*range(len(gaps))]
     few = sorted(apart, key=lambda k: (len(x.before.get(pairs[k][0].row, ())), len(pairs[k][0].ids)))[:6]
@@ -358,10 +356,6 @@ def _requests(x: Examined, out: Outcome) -> None:
 # 3. Rewards and advantages
 
 
-LEFT, LONGER = 8, 1.2
-"""Fewest rollouts that are left out of their groups, and how many times the tokens of the others they have, so that it counts."""
-
-
 @_stage("advantages", "rows have their rollouts' rewards, and groups are of one task and whole")
 def pairing(x: Examined, out: Outcome) -> None:
     record = x.record
@@ -384,13 +378,7 @@ def pairing(x: Examined, out: Outcome) -> None:
     cut = sum(row.truncated != rollout.truncated for row, rollout in pairs)
     if cut and record.settings.overlong != "keep":
         told = f"{cut} of {len(pairs)} rows are marked as cut off where their rollouts are not, or the other way round"
-        return out.fail("signal-left-out", told)
-    used, known = {rollout.name for _, rollout in pairs}, set[str]().union(*tasks.values())
-    sizes = {r.name: sum(len(one.token_ids) for one in r.requests) for r in record.rollouts if r.task in known}
-    kept, left = ([n for name, n in sizes.items() if (name in used) is inside] for inside in (True, False))
-    if record.processes == 1 and len(left) >= LEFT and np.mean(left) > LONGER * np.mean(kept):
-        told = f"{len(left)} of {len(sizes)} rollouts are left out of their groups; they have {np.mean(left):.0f} sampled tokens"
-        out.fail("signal-left-out", f"{told}, the others {np.mean(kept):.0f}")
+        out.fail("signal-left-out", told)
 
 
 ADVANTAGE = 1e-5
@@ -413,7 +401,10 @@ def advantage(x: Examined, out: Outcome) -> None:
     expected, own = formulas.advantages(known, s), np.array([row.advantage for row in known])
     late = np.array([given.get(i, row.advantage) for i, row in zip(numbers, known, strict=True)])
     scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(own).max(initial=0)))
-    rounded = _rounded_rewards(known, s) / scale
+    # What rounding in float32 can change: a division makes much of it where rewards are nearly equal.
+    ulp = 4 * float(np.spacing(np.float32(max((abs(row.reward) for row in known), default=0.0))))
+    nudged = [dataclasses.replace(row, reward=row.reward + ulp * (-1) ** k) for k, row in enumerate(known)]
+    rounded = np.abs(formulas.advantages(nudged, s) - expected) / scale
     for seen, where in ((own, "advantages"), (late, "advantages that the loss is given")):
         gaps = np.maximum(np.abs(seen - expected) / scale - rounded, 0)
         out.gap, wrong = float(gaps.max(initial=0)), int((~(gaps <= ADVANTAGE)).sum())
@@ -422,20 +413,7 @@ def advantage(x: Examined, out: Outcome) -> None:
             lost = len(record.rows) - len(known)
             return out.fail("not-finite", f"{lost} of {len(record.rows)} rewards are no finite numbers")
         if wrong:
-            out.places = {"member": _broken_down([row.member for row in known], gaps)}
-            case = explain.of_advantages(known, s, seen, expected)
-            return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
-
-
-def _rounded_rewards(rows: Sequence[Row], settings: Settings) -> np.ndarray:
-    """[B] what float32 can change of an advantage: a division makes much of the rounding of nearly equal rewards."""
-    rewards, groups = np.array([row.reward for row in rows]), np.array([row.group for row in rows])
-    rounding = 4 * np.spacing(np.float32(np.abs(rewards).max(initial=0)))
-    if settings.scale == "none":
-        return np.full(len(rows), rounding)
-    batch = settings.scale.startswith("batch")
-    spread = [float(np.std(rewards if batch else rewards[groups == row.group])) for row in rows]
-    return rounding / (np.array(spread) + settings.scale_epsilon)
+            return out.fail("advantages-wrong")
 
 
 # 4. Loss
@@ -560,9 +538,6 @@ def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossT
     if not np.isfinite(observed).all():
         out.fail("not-finite", f"{out.evidence}; some are no finite numbers")
         return True
-    if trained:
-        parts = np.split(gaps, np.cumsum(sizes)[:-1])
-        out.places = _by_token(x, [_scored(x, t.row) for t in trained], parts)
     case = explain.of_slopes(tokens, x.record.settings, observed, expected, microbatch)
     out.explained(case, observed, expected, "loss-differs-from-settings", 1e-6 * scale)
     return True
@@ -600,10 +575,9 @@ def gradient(x: Examined, out: Outcome) -> None:
     if not expected.any() and not observed.any():
         return out.fail("no-gradient", "all of it is 0", "trained tensors on which no log-probability depends")
     out.gap = float(np.linalg.norm(observed - expected) / max(np.linalg.norm(expected), 1e-30))
-    each = []
-    for name, at in tensors.items():
-        size = max(np.linalg.norm(expected[at]), np.linalg.norm(observed[at]), 1e-30)
-        each.append((float(np.linalg.norm(observed[at] - expected[at]) / size), name))
+    norm = np.linalg.norm
+    sizes = {name: max(norm(expected[at]), norm(observed[at]), 1e-30) for name, at in tensors.items()}
+    each = [(float(norm(observed[at] - expected[at]) / sizes[name]), name) for name, at in tensors.items()]
     worst = _worst(out, f"it differs by {out.gap:.2g}", each)
     out.limit = GRADIENT[x.precision]
     if x.precision == "float32":  # weights that the run has rounded before its first step give another gradient, too
@@ -614,7 +588,7 @@ def gradient(x: Examined, out: Outcome) -> None:
     kept = [(t.name, t.indices.tolist(), t.gradient.tolist()) for t in earlier if t.gradient is not None]
     known = {(name, i): value for name, at, values in kept for i, value in zip(at, values, strict=True)}
     before = [known.get((t.name, i), math.nan) for t in update.tensors for i in t.indices.tolist()]
-    case = explain.of_gradient(observed, sampled, tensors, np.array(before) if known else None)
+    case = explain.of_gradient(observed, sampled, np.array(before) if known else None)
     lost = any(expected[at].any() and not observed[at].any() for at in tensors.values())
     general = "no-gradient" if lost else "loss-differs-from-settings"
     out.explained(case, observed, expected, general, 1e-3 * float(np.abs(expected).max()))
@@ -622,9 +596,8 @@ def gradient(x: Examined, out: Outcome) -> None:
 
 def _worst(out: Outcome, told: str, each: Sequence[tuple[float, str]]) -> float:
     """The largest of the gaps of tensors, each with its name; what is told of all of them is completed by it."""
-    gap = max(each)[0]
-    out.evidence = f"{told} of its size, by up to {gap:.2g} in one of {len(each)} tensors"
-    out.places = {"module": [(name, gap) for gap, name in sorted(each, reverse=True)[:5]]}
+    gap, name = max(each)
+    out.evidence = f"{told} of its size, by up to {gap:.2g} in one of {len(each)} tensors, {name}"
     return gap
 
 
@@ -642,8 +615,8 @@ def trained_tensors(x: Examined, out: Outcome) -> None:
     outside = [t.name for t in update.tensors if not math.isfinite(t.learning_rate)]
     out.gap, out.evidence = len(missing) + len(outside), f"{len(found)} tensors"
     if missing or outside:
-        out.places = {"module": [(name, 1.0) for name in (missing or outside)[:5]]}
         told = f"{len(missing)} of {len(wanted)} tensors are not trained, {len(outside)} are none of the optimizer's"
+        told += f", such as {(missing or outside)[0]}"
         out.fail("no-gradient" if missing else "update-differs-from-settings", told)
 
 
@@ -791,29 +764,5 @@ def first(outcomes: Iterable[Outcome]) -> Outcome | None:
 
 def _entries(each: Sequence[tuple[torch.Tensor | None, np.ndarray]]) -> np.ndarray:
     """Entries of gradients, one tensor's after the other's; 0 for a tensor without one."""
-    device = next((g.device for g, _ in each if g is not None), torch.device("cpu"))
-    found = [
-        torch.zeros(len(at), device=device) if g is None else g.reshape(-1)[torch.from_numpy(at).to(device)]
-        for g, at in each
-    ]
-    return torch.cat(found).double().cpu().numpy()
-
-
-def _by_token(x: Examined, scored: Sequence[Scored], gaps: Sequence[np.ndarray]) -> dict[str, list[tuple[str, float]]]:
-    """Gaps [n] of the scored tokens of each row, by token id, position in the row, turn and group member."""
-    told: list[tuple[Any, ...]] = []
-    for s, own in zip(scored, gaps, strict=True):
-        at = np.array(s.at)
-        places = np.flatnonzero(at[1:]) + 1
-        turns, member = np.cumsum(~at[places - 1]), x.record.rows[s.row].member
-        told += [(g, s.ids[i], f"{i // 64 * 64}+", k, member) for g, i, k in zip(own, places, turns, strict=False)]
-    every, *columns = zip(*told, strict=True)
-    names = ("token", "position", "turn", "member")
-    return {name: _broken_down(values, np.array(every)) for name, values in zip(names, columns, strict=True)}
-
-
-def _broken_down(values: Sequence[Any], gaps: np.ndarray, most: int = 4) -> list[tuple[str, float]]:
-    """(value, mean gap [n] where it is so), the largest first. `values`: [n]"""
-    told, at = np.unique([str(value) for value in values], return_inverse=True)
-    means = np.bincount(at, gaps) / np.bincount(at)
-    return [(str(told[k]), float(means[k])) for k in np.argsort(-means)[:most]]
+    found = on_host([None if g is None else g.reshape(-1)[torch.from_numpy(at).to(g.device)] for g, at in each])
+    return np.concatenate([np.zeros(len(at)) if own is None else own for own, (_, at) in zip(found, each, strict=True)])

@@ -108,7 +108,7 @@ def load_subject(
     Engine and trainer may differ: the stages find out why. Raises UserError, and SyncError if the engine refuses the
     weights.
 
-    `environments`: its tasks, if they are already loaded; of the held-out ones, the first `HELD_OUT` are kept.
+    `environments`: its tasks, if they are already loaded.
     """
     if here.size > 1:
         raise UserError("doctor examines a run in one process; start it without torchrun or another launcher")
@@ -121,8 +121,6 @@ def load_subject(
         max_staleness=0,
         eval_examples=min(config.eval_examples, HELD_OUT),
     )
-    if environments is not None:
-        environments = [dataclasses.replace(e, held_out=e.held_out[:HELD_OUT]) for e in environments]
     run = set_up(config, here, None, status, environments, parity_checked=False)
     run = dataclasses.replace(run, sampler=dataclasses.replace(run.sampler, groups_per_step=groups))
     return LiveRun(run, asyncio.Runner())

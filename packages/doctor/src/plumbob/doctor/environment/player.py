@@ -133,24 +133,20 @@ class Player(Protocol):
 
     def oracle(self, task: Task) -> tuple[Turn, ...] | str | None:
         """The turns of a perfect transcript of the task. None: the environment has none. A text: the error that it raised."""
-        ...
 
     def play(self, scripts: Sequence[Script]) -> list[Played]:
         """Play these at the same time, `settings.at_once` of them at most, and score them. What an environment raises is in
         `Played.error`. Each rollout lets the others go on before every turn.
         """
-        ...
 
     def direct(self, task: Task, calls: Sequence[Call]) -> list[str | None]:
         """What the tools return to these calls, one after another, without anything between them and the caller.
 
         None for a call that cannot be made so.
         """
-        ...
 
     def place(self, kind: Literal["reward", "tool", "tasks"], name: str = "") -> str:
         """Where the user's code is, as "file.py:12 Class.function"; "" if it is unknown."""
-        ...
 
 
 @dataclass

@@ -59,7 +59,6 @@ TABLE: tuple[Row, ...] = (
     Row("order", "The order of tasks does not change how hard they are", "task-order-drifts", tasks.order, "tasks", (EMPTY,)),
     Row("hidden", "Prompts do not give answers away", "answer-in-prompt", tasks.hidden, "tasks", (EMPTY,)),
     Row("apart", "No held-out task is a training task", "held-out-in-training", tasks.apart, "tasks", HELD),
-    Row("near-copies", "No held-out task is one in other words", "held-out-in-training", tasks.near_copies, "tasks", HELD),
     Row("prompted", "Held-out tasks are prompted as training tasks are", "evaluation-differs", tasks.prompted, "tasks", HELD),
     # Tool results are what the tools return, reach the model whole, and hold what answers need.
     Row("own-result", "What is shown is what the tool returns, all of it", "tool-results-wrong", tools.own_result, "tool"),

@@ -1,15 +1,14 @@
 """What must hold of the tasks themselves, and of held-out tasks beside training tasks.
 
-Near copies, order, and answers that a task's own data contradict are the three ideas that no matrix of rewards sees.
+Order, and answers that a task's own data contradict, are the two ideas that no matrix of rewards sees.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import correlation, fmean
 from typing import NamedTuple
@@ -24,11 +23,6 @@ FEW, OFTEN = 32, 3
 no better than 9 percent points (one standard error)."""
 COPIES = 0.2
 """Largest share of training tasks that may be copies of other ones."""
-NEAREST, AMONG = 64, 2000
-"""Number of training tasks whose nearest ones are looked for, and of those among which these are looked for."""
-NEAR_COPIES = 4
-"""Fewest held-out tasks that must be nearer to a training task than any of `NEAREST` training tasks is to another one: by
-chance each of 24 is so once in 65 times, and 4 are in less than one of 2,000 examinations."""
 SORTED = 5.0
 """Correlation of a task's place and its length, in standard deviations of an order by chance, from which on tasks are
 sorted: by chance in one of two million orders."""
@@ -58,9 +52,7 @@ def _content(task: Task) -> tuple[str, ...]:
 
 def _different(m: Matrix) -> tuple[int, int]:
     """(number of training tasks, number of different ones)."""
-    prompts = {normalised(task.prompt) for task in m.player.train}
-    alone = len(prompts) == len(m.player.train)  # contents may be long
-    return len(m.player.train), len(prompts if alone else {_content(task) for task in m.player.train})
+    return len(m.player.train), len({_content(task) for task in m.player.train})
 
 
 def enough(m: Matrix) -> Evidence | None:
@@ -190,44 +182,9 @@ def _of_others(told: Sequence[_Told], golds: Sequence[str]) -> str:
 
 def apart(m: Matrix) -> Evidence | None:
     held = m.player.held_out
-    wanted = {normalised(task.prompt) for task in held}  # contents may be long
-    trained = {_content(task) for task in m.player.train if normalised(task.prompt) in wanted}
+    trained = {_content(task) for task in m.player.train}
     both = [task.key for task in held if _content(task) in trained]
     return refuted(both, held, "{} held-out tasks are among the training tasks, such as ", str)
-
-
-def near_copies(m: Matrix) -> Evidence | None:
-    """Held-out tasks in other words: nearer to a training task, by their rare words, than training tasks are to each other."""
-    draw = random.Random("near copies")
-    train = draw.sample(list(m.player.train), min(AMONG, len(m.player.train)))
-    every = [_words(task) for task in train]
-    if len(train) < NEAREST:
-        return None
-    counts = Counter(word for own in every for word in own)
-    rare = math.log(len(every))
-    weights = {word: rare - math.log(count) for word, count in counts.items()}
-
-    def weight(words: Iterable[str]) -> float:
-        return sum(weights.get(word, rare) for word in words)
-
-    sizes = [weight(own) for own in every]
-
-    def nearest(own: frozenset[str], but: int = -1) -> tuple[float, str]:
-        """(weighted share of words in common with the nearest training task, its key)"""
-        size, common = weight(own), [weight(own & other) if k != but else 0.0 for k, other in enumerate(every)]
-        shares = [both / (size + other - both or 1.0) for both, other in zip(common, sizes, strict=True)]
-        return max(zip(shares, (task.key for task in train), strict=True))
-
-    most = max(nearest(every[k], k)[0] for k in draw.sample(range(len(every)), NEAREST))
-    found = [(*nearest(_words(task)), task.key) for task in m.player.held_out]
-    near = sorted((one for one in found if one[0] > max(most, 0.5)), reverse=True)
-    text = f"{{}} held-out tasks are nearer to a training task than any of {NEAREST} training tasks is to another one, such as "
-    told = f"{{2}} to {{1}}: they have {{0:.0%}} of their rare words in common, those at most {most:.0%}"
-    return refuted(near, found, text, lambda one: told.format(*one), least=NEAR_COPIES, share=0.125)
-
-
-def _words(task: Task) -> frozenset[str]:
-    return frozenset(word for text in _content(task) for word in text.split())
 
 
 def prompted(m: Matrix) -> Evidence | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,29 +49,13 @@ class Plain:
             keep: dict[str, Any] = {name: ids.new_tensor([[*values]]) for name, values in inputs.items()}
             if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
                 keep["logits_to_keep"] = width + 1 - min((p[0] for p in places.values() if p), default=width)
-            with self._precision():
-                logits = self.model(input_ids=ids, use_cache=False, **keep).logits
+            logits = self.model(input_ids=ids, use_cache=False, **keep).logits
             left = width - logits.shape[1] + 1
             yield [
                 (k, logits[j, [t - left for t in own]].float() / self.settings.temperature, ids[j, own])
                 for j, (k, own) in enumerate(places.items())
             ]
             part = []
-
-    @contextmanager
-    def _precision(self) -> Generator[None]:
-        """Beside a run in bfloat16, a GPU may multiply in TF32, which is exact enough and several times as fast."""
-        before = ""
-        with suppress(RuntimeError):  # torch refuses where its newer options say what is multiplied in TF32
-            before = torch.get_float32_matmul_precision()
-        if not before or self.settings.precision != "bfloat16" or self.model.device.type != "cuda":
-            yield
-            return
-        torch.set_float32_matmul_precision("high")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
 
     @torch.no_grad()
     def every(self, rows: Rows, **inputs: Sequence[int]) -> list[np.ndarray]:
@@ -146,8 +130,7 @@ class Plain:
                 sums = [
                     (of_tokens(logits, ids) * torch.from_numpy(rows[i][2]).to(logits)).sum() for i, logits, ids in part
                 ]
-                with self._precision():
-                    torch.stack(sums).sum().backward()
+                torch.stack(sums).sum().backward()
             return {name: p.grad for name, p in wanted.items() if p.grad is not None}
 
 
@@ -184,28 +167,21 @@ class Live(Protocol):
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Name -> trained tensor. What is written into it takes effect with `changed`."""
-        ...
 
     def changed(self) -> None:
         """Weights were written to."""
-        ...
 
     def undone(self) -> AbstractContextManager[object]:
         """A context at whose end weights and the optimizer's state are as before."""
-        ...
 
     def sync(self) -> None:
         """Send the weights to the engine as after a training step. A refusal for differing numbers is no error here."""
-        ...
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[tuple[list[int], list[float]]]:
         """(ids, log-probabilities) of one completion of each prompt by the engine, at the run's temperature."""
-        ...
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         """The trainer's log-probabilities, [n] each, of rows (ids [T], which of them are scored [T]), computed as in training."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write the model that a run leaves at its end."""
-        ...

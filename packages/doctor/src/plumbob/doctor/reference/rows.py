@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from plumbob.doctor.record import Request, Rollout, Settings, StepRecord
 from transformers import AutoTokenizer
 
@@ -51,18 +48,9 @@ def render(
     tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, header: bool = True
 ) -> list[int]:
     """The ids of a conversation by the tokenizer's own template. `header`: that which opens the assistant's next turn."""
-    given = json.dumps([list(messages), list(tools)], default=str)
-    return list(_rendered(tokenizer, str(tokenizer.chat_template), given, header))
-
-
-@functools.lru_cache(maxsize=16)
-def _rendered(tokenizer: Any, template: str, given: str, header: bool) -> tuple[int, ...]:
-    """The rollouts of a group follow each other, and have one prompt. `given`: messages and tools as JSON."""
-    messages, tools = json.loads(given)
-    made = tokenizer.apply_chat_template(
-        messages, tools=tools or None, add_generation_prompt=header, tokenize=True, return_dict=False
+    return tokenizer.apply_chat_template(
+        list(messages), tools=list(tools) or None, add_generation_prompt=header, tokenize=True, return_dict=False
     )
-    return tuple(int(i) for i in made)
 
 
 def opening(rollout: Rollout) -> list[dict[str, Any]]:
@@ -70,17 +58,16 @@ def opening(rollout: Rollout) -> list[dict[str, Any]]:
     return list(itertools.takewhile(lambda message: message.get("role") != "assistant", rollout.messages))
 
 
-def prompts(record: StepRecord, rollout: Rollout, tokenizer: Any) -> dict[str, list[int]]:
-    """What the first prompt may be: as it should be, and without one of its parts, by what is missing ("" first)."""
+def prompts(record: StepRecord, rollout: Rollout, tokenizer: Any) -> Iterator[tuple[str, list[int]]]:
+    """What the first prompt may be: ("", as it should be), and (what is missing, without one of its parts)."""
     messages, tools = opening(rollout), record.tools[rollout.tools] if rollout.tools >= 0 else []
-    variants = {"": render(tokenizer, messages, tools)}
+    yield "", render(tokenizer, messages, tools)
     if tools:
-        variants["the tools' descriptions"] = render(tokenizer, messages)
-    variants["the header that opens the assistant's turn"] = render(tokenizer, messages, tools, header=False)
+        yield "the tools' descriptions", render(tokenizer, messages)
+    yield "the header that opens the assistant's turn", render(tokenizer, messages, tools, header=False)
     system = [m for m in messages if m.get("role") != "system"]
     if len(system) < len(messages) and system:
-        variants["the system message"] = render(tokenizer, system, tools)
-    return variants
+        yield "the system message", render(tokenizer, system, tools)
 
 
 def header_of(tokenizer: Any, rollout: Rollout) -> list[int]:
@@ -106,7 +93,3 @@ def end_of_turn(tokenizer: Any) -> int | None:
         (i for i, t in enumerate(ids) if t not in special and tokenizer.decode([t]).strip() == "b"), default=None
     )
     return None if last is None else next((t for t in ids[last + 1 :] if t in special), None)
-
-
-def same(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and bool(np.array_equal(np.asarray(a), np.asarray(b)))

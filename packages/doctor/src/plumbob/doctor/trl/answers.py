@@ -28,8 +28,8 @@ LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
 ROUNDS = 3
 """Fewest generations after which a reward that has never differed is judged."""
-FEW, SHARE = 5, 0.1
-"""Fewest right answers, or wrong ones that are paid in full, and smallest share of the latter of all wrong ones."""
+FEW = 5
+"""Fewest right answers, beside those of other groups, with which rewards are compared."""
 
 
 def said(text: str, gold: str) -> str:
@@ -53,12 +53,6 @@ class Reply:
     """Whether it has all marks of a form that its prompt asks for."""
     due: bool
     """Whether it has these, or, where none are asked for, marks its answer in a usual way."""
-    wrong: bool
-    """Whether it marks a whole number that is neither the answer nor that of another column."""
-    inside: bool
-    """Whether the right answer stands somewhere in it."""
-    lines: bool
-    """Whether it has several lines."""
 
 
 @dataclass
@@ -90,7 +84,6 @@ class Answers:
         self.namers = [name for name, names_it in zip(names, before.namers, strict=True) if names_it]
         self.tallies = {column: Tally() for column in before.columns}
         self.rounds = self.groups = self.varied = 0
-        self.totals = set[float]()
 
     def add(self, played: Sequence[tuple[Played, bool]], step: int) -> Finding:
         """Take in the completions that were generated together in step `step` (from 0), those of a prompt one after another.
@@ -102,7 +95,6 @@ class Answers:
             group = played[start : start + self.size]
             totals = [one.reward for one, _ in group]
             self.groups += 1
-            self.totals |= set(totals)
             self.varied += len(set(totals)) > 1
             if np.isfinite(totals).all():
                 for column in self.tallies:
@@ -120,28 +112,15 @@ class Answers:
         tally.rows += 1
         tally.asked += bool(places(gold, prompt))
         tally.formless += not wanted and not ASKS.search(prompt)
-        others = {plain(str(value)) for name, value in row.items() if name in self.tallies and name != column}
         for one, cut in group:
             answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), not cut and all(mark in text for mark in wanted)
-            whole = answer.isdigit() and gold.isdigit() and plain(answer) not in others
             own = sum(one.components.get(name, 0.0) for name in self.namers)
             due = form and bool(wanted or answer)
-            wrong, inside = whole and not right, gold in text
-            lines = "\n" in text.strip()
-            tally.replies.append(Reply(self.groups, right, one.reward, own, form, due, wrong, inside, lines))
+            tally.replies.append(Reply(self.groups, right, one.reward, own, form, due))
 
     def _told(self) -> tuple[Any, str, str | None]:
         """(verdict, evidence, cause)"""
-        same = next(iter(self.totals)) if len(self.totals) == 1 else 0.0
-        if (
-            self.rounds >= ROUNDS
-            and self.groups >= LEAST
-            and same > 0
-            and abs(same - self.before.anything) <= TOLERANCE
-        ):
-            told = f"each completion of {self.groups} groups earns {same:.3g}, as do an empty reply and the prompt sent back"
-            return "fail", told, "reward-wrong"
         known = {column: t for column, t in self.tallies.items() if t.rows >= 4 and 2 * t.asked <= t.rows}
         if not known:
             return "unsure", "no column that reward functions name has right answers alone", None
@@ -176,18 +155,6 @@ class Answers:
         if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
             told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or usual,"
             return f"{told} earn no more than an empty reply; that text alone is paid", "answers-not-parsed"
-        unpaid, taken = ([r.lines for r in right if r.due and (r.own <= least) is way] for way in (True, False))
-        if len(unpaid) >= FEW and len(taken) >= FEW and all(unpaid) and not any(taken):
-            told = f"{len(unpaid)} completions of several lines with the right answer, {of}, in a form that is asked for or usual,"
-            return (
-                f"{told} earn no more than an empty reply; all {len(taken)} of one line earn more",
-                "answers-not-parsed",
-            )
-        wrong, best = [r for r in t.replies if r.wrong], max((r.own for r in right), default=-np.inf)
-        paid, less = ([r.inside for r in wrong if (r.own >= best - TOLERANCE) is way] for way in (True, False))
-        if pays and len(paid) >= max(FEW, SHARE * len(wrong)) and all(paid) and not any(less):
-            told = f"{len(paid)} of {len(wrong)} completions that mark a wrong number earn as much as right ones"
-            return f"{told}: all these, and no others, have the right one somewhere", "reward-exploitable"
         return None
 
 

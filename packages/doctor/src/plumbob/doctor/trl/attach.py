@@ -38,7 +38,6 @@ def attach(
     every: int = records.EVERY,
     folder: str | Path | None = None,
     rescore: bool = True,
-    gold: str | None = None,
 ) -> Doctor:
     """Let the doctor watch a GRPOTrainer of TRL. Called once, before `trainer.train()`; it changes nothing of the training.
 
@@ -46,21 +45,15 @@ def attach(
     one, are recorded in `folder` (by default `plumbob_records` in the trainer's output folder) and compared with an exact
     computation of the same step. What is wrong is printed when it is found, and a page of all that was examined when training ends.
 
-    `rescore`: call the reward functions more often than training does: before the first step, with a few texts that are written
-    from the columns of the data in place of completions, and in the first step a second time, with the completions in another
-    order and in two parts. False: not to call them, for example because they cost money. `gold`: the column with the right
-    answers; by default one that a reward function has as an argument. Raises TypeError for another trainer, and ValueError for an
-    unknown column.
+    `rescore`: call the reward functions before the first step, twice with a few texts that are written from the columns of the
+    data in place of completions. False: not to call them, for example because they cost money. Raises TypeError for another
+    trainer.
     """
     from trl import GRPOTrainer
 
     if not isinstance(trainer, GRPOTrainer):
         raise TypeError(f"attach takes a GRPOTrainer of TRL, not a {type(trainer).__name__}")
-    if gold is not None and gold not in (
-        columns := list(getattr(trainer.train_dataset, "column_names", None) or [gold])
-    ):
-        raise ValueError(f"attach(gold={gold!r}): the data set has no such column; it has {', '.join(columns)}")
-    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER), rescore, gold)
+    doctor = Doctor(trainer, every, Path(folder or Path(trainer.args.output_dir) / FOLDER), rescore)
     trainer.add_callback(doctor)
     return doctor
 
@@ -81,8 +74,8 @@ def _guarded(work: Callable[..., None]) -> Callable[..., None]:
 class Doctor(TrainerCallback):
     """What `attach` returns."""
 
-    def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool, gold: str | None) -> None:
-        self.trainer, self.every, self.folder, self.rescore, self.gold = trainer, every, folder, rescore, gold
+    def __init__(self, trainer: Any, every: int, folder: Path, rescore: bool) -> None:
+        self.trainer, self.every, self.folder, self.rescore = trainer, every, folder, rescore
         unknown = before.Before(namers=[False] * len(trainer.reward_funcs))
         self._answers = Answers(settings.names_of(trainer), trainer.num_generations, unknown)
         self._results = Results(trainer.tools or ())
@@ -97,7 +90,7 @@ class Doctor(TrainerCallback):
         self.reading.options["lr_scheduler_type"] = settings.text_of(args.lr_scheduler_type)
         if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
             self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
-        self.watch = Watch(trainer, lambda: self._kept, rescore and not self._refused)
+        self.watch = Watch(trainer, lambda: self._kept)
         self.watch.gradients_are_complete = lambda: self._gradients()
         self.watch.model_is_saved = lambda folder: self._saved(folder)
         new = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
@@ -110,8 +103,6 @@ class Doctor(TrainerCallback):
         self._previous: records.StepRecord | None = None
         self._sample: course.WeightSample | None = None
         """Of the trained weights, read at the end of each step."""
-        self._reference: course.WeightSample | None = None
-        """Of a reference model that is not to change."""
         self._gap: float | None = None
         """In nats a token, of what a rollout_func returned first and the trainer computed."""
         self._change: dict[str, float] = {}
@@ -162,8 +153,6 @@ class Doctor(TrainerCallback):
         self.watch.microbatches, self._tensors, self._change = [], None, {}
         if self._sample is None and not self._refused:
             self._sample = course.WeightSample(trained(self.trainer))
-            if self.trainer.ref_model is not None and not args.sync_ref_model:
-                self._reference = course.WeightSample(dict(self.trainer.ref_model.named_parameters()))
         exact = state.is_world_process_zero and self._kept and state.global_step - self.began in self._exact
         self._snapshot = Snapshot(self.trainer) if exact else None
 
@@ -218,7 +207,7 @@ class Doctor(TrainerCallback):
         known = self._answers.before
         try:
             with unchanged_randomness():
-                before.examine(self.trainer, score, self.gold, known)
+                before.examine(self.trainer, score, known)
         except Exception as error:  # data, templates and reward functions are the user's own
             why = f"{type(error).__name__}: {error}"
             self.reading.limits.append(f"Data, rewards and template were not examined before the first step: {why}")
@@ -258,7 +247,7 @@ class Doctor(TrainerCallback):
             return []
         played = played_of(self.trainer, made)
         self._row = {**course.row_of(self.trainer, made, played, self._sample, step), **self._change}
-        found = [] if self._reference is None else [course.reference(self._reference)]
+        found = list[Finding]()
         if made.step == step:
             alone, rewards = [one for one, _ in played], [one.reward for one, _ in played]
             # What differs in equal completions of one prompt is no property of the completion.
@@ -266,9 +255,6 @@ class Doctor(TrainerCallback):
             found.append(alike(zip(keys, rewards, strict=False), before.tolerance(np.array(rewards)), step + 1))
             found.append(self._answers.add(played, step))
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
-        if self.watch.rescored is not None:
-            found.append(self.watch.rescored)
-            self.watch.rescored = None
         return self.reading.add_findings(found)
 
     def _take_row(self) -> list[Finding]:

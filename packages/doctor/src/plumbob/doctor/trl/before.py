@@ -7,7 +7,6 @@ of an environment (`plumbob.doctor.environment.table`) is asked of what they ear
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import itertools
 import math
@@ -63,14 +62,10 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 COPIES, LEAST_ROWS = 8, 32
 """Times that each row of the data stands in it on average, from which on these are few, and fewest rows that are judged."""
 REPLY = "A reply."
-AGAIN = "completions earn the same when they are scored again, in another order and in parts"
+AGAIN = "completions earn the same when they are scored again, in another order"
 SILENCE = "a right answer earns more than an empty reply"
-EXAMINED = {"apart", "near-copies", "prompted", "empty", "cheap"}
+EXAMINED = {"apart", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
-OF_TEXTS = {"apart", "near-copies"}
-"""Those of them that compare tasks by all that they say, which a picture's text is not."""
-PICTURE = re.compile(r"\b(Image|Audio|Video)\(")
-"""A column of a data set whose rows would be decoded, as its features name it."""
 
 
 @dataclass
@@ -86,8 +81,6 @@ class Before:
     """Whether these pay a text of the columns, in one of several forms, more than that of another row; None: it is not known."""
     silence: float = 0.0
     """What they pay an empty reply, on average."""
-    anything: float = math.nan
-    """What all reward functions together pay each of the texts that answer nothing, if it is the same; else NaN."""
 
 
 def shown(text: str) -> str:
@@ -104,29 +97,25 @@ def plain(text: str) -> str:
         return normalised(text)
 
 
-def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
-    """Examine a trainer before its first step, and fill `found`. `gold`: the column with right answers, else looked for.
+def examine(trainer: Any, score: Any, found: Before) -> None:
+    """Examine a trainer before its first step, and fill `found`.
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
+    if trainer._is_vlm:  # rows that are read are decoded, and a picture is no text
+        return
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
     found.findings += _settings(trainer)
     if not train:
         return
     given = Given(train, held_out, code=code)
-    at = chosen(len(train), MOST_TASKS)
-    # Whole rows, with what reward functions may want of them.
-    tasks = [dataclasses.replace(train[i], handle=dict(trainer.train_dataset[i])) for i in at]
-    pictures = bool(tasks[0].handle.keys() - train[0].handle.keys())
+    tasks = [train[i] for i in chosen(len(train), MOST_TASKS)]
     matrix = _matrix(given, tasks)
     found.columns, found.namers = columns_of(trainer, tasks[0].handle)
-    if gold:
-        found.columns, found.namers = [gold], [True] * len(trainer.reward_funcs)
     if score is not None:
         found.findings += _scored(trainer, matrix, score, found)
-    known = EXAMINED - OF_TEXTS if pictures else EXAMINED
-    if found.columns and not pictures and len(train) >= LEAST_ROWS:
+    if found.columns and len(train) >= LEAST_ROWS:
         # Tools and environments may make different tasks of one prompt.
         alone = not trainer.tools and trainer.environment_factories is None and trainer.rollout_func is None
         different = len({(task.prompt, "" if alone else str(task.fields)) for task in train})
@@ -141,40 +130,21 @@ def examine(trainer: Any, score: Any, gold: str | None, found: Before) -> None:
     echoed = [*matrix.shares(ECHO).values()]
     golds = [[str(task.handle.get(column, "")).strip() for column in found.columns] for task in tasks]
     held = sum(any(g and places(g, task.prompt) for g in of) for task, of in zip(tasks, golds, strict=True))
-    shown_ = sum(_answered(task.prompt, of) for task, of in zip(tasks, golds, strict=True))
-    told = f"in {shown_} of {len(tasks)} prompts the question stands twice, the first time with its answer"
-    every = 2 * shown_ > len(tasks)
-    found.findings.append(
-        Finding.of("examples in prompts are of other tasks", "answer-in-prompt", every, told, "tasks")
-    )
     if echoed and (fmean(echoed) > 1 + TOLERANCE or 2 * held > len(tasks)):
         matrix.cells.pop(ECHO)
-    found.findings += judge(matrix, known | {"hidden"} if echoed and fmean(echoed) > HALF else known)
+    found.findings += judge(matrix, EXAMINED | {"hidden"} if echoed and fmean(echoed) > HALF else EXAMINED)
     found.findings += _template(trainer, tasks[0])
 
 
-def _answered(prompt: str, golds: Sequence[str]) -> bool:
-    """Whether the last question of a prompt stands in it before, with the right answer on the line after it."""
-    lines = [line.strip() for line in prompt.splitlines() if line.strip()]
-    asked = next((line for line in reversed(lines) if any(map(str.isdigit, line)) or len(line.split()) > 2), None)
-    last = max((i for i, line in enumerate(lines) if line == asked), default=0)
-    pairs = [after for line, after in itertools.pairwise(lines[:last]) if line == asked]
-    return any(gold and places(gold, after) for gold in golds for after in pairs)
-
-
 def _tasks(data: Any, kind: str) -> list[Task]:
-    """The first rows of a data set, without pictures: one that is read is decoded."""
+    """The first rows of a data set."""
     if isinstance(data, dict):
         return [task for part in data.values() for task in _tasks(part, kind)]
     if not hasattr(data, "__len__"):  # a stream cannot be read twice
         return []
-    features = getattr(data, "features", None) or {}
-    seen = [n for n, of in features.items() if n in ("image", "images") or PICTURE.search(str(of))]
-    light = data.remove_columns(seen) if seen and "prompt" not in seen else data
-    most = MOST_TASKS if "prompt" in seen else MOST_ROWS
     found = list[Task]()
-    for i in range(min(len(light), most)):
-        row = dict(light[i])
+    for i in range(min(len(data), MOST_ROWS)):
+        row = dict(data[i])
         fields = {name: value for name, value in row.items() if name not in ("prompt", "environment")}
         found.append(
             Task(f"row {i}", "train" if kind == "train" else "held-out", fields, text_of(row.get("prompt")), row)
@@ -217,7 +187,7 @@ def columns_of(trainer: Any, row: Mapping[str, Any]) -> tuple[list[str], list[bo
     # Numbers to be used or tests to be passed: no text of another column is a right completion by itself.
     if any(isinstance(value, list | dict) for name, value in row.items() if name in every and name != "prompt"):
         return [], [False] * len(named)
-    # A number with a fraction is a weight or a difficulty more often than an answer; `gold` names it if it is one.
+    # A number with a fraction is a weight or a difficulty more often than an answer.
     texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
     known = [name for name in texts if name in every][:MOST_COLUMNS]
     return known, [bool(own & set(known)) for own in named]
@@ -276,28 +246,30 @@ class _Scores:
     def __init__(self, trainer: Any, tasks: Sequence[Task], score: Any, own: Sequence[bool]) -> None:
         self.tasks, self.score, self.size, self.names = tasks, score, trainer.num_generations, trainer.reward_func_names
         self.weights, self.own = trainer.reward_weights.double().cpu().numpy(), np.array(own)
+        groups = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation // self.size
+        self.most = max(groups, 1) * self.size
 
     def __call__(self, kinds: Iterable[Sequence[str | None]], turned: bool = False) -> np.ndarray | None:
-        """[kinds, tasks, F] what they earn. `kinds`: of each kind, a text for each task. A group is filled up with empty replies.
+        """[kinds, tasks, F] what they earn. `kinds`: of each kind, a text for each task. A group is filled up with copies of the
+        last ones, of which a reward may pay the first alone.
 
-        `turned`: they are scored in the opposite order.
+        They are given as many at once as in training. `turned`: they are scored in the opposite order.
         """
-        of_tasks, size = list(zip(*kinds, strict=True)), self.size
-        filled = [[text or "" for text in texts] + [""] * (-len(texts) % size) for texts in of_tasks]
-        starts = range(0, len(filled[0]), size)
+        texts, size, tasks = list(kinds), self.size, self.tasks
+        count = len(texts)
+        texts += itertools.islice(itertools.cycle(texts[::-1]), size - count % size)
         # As in training, the groups of one call are of different prompts.
-        every = [
-            (task, text)
-            for k in starts
-            for task, own in zip(self.tasks, filled, strict=True)
-            for text in own[k : k + size]
-        ]
-        way = -1 if turned else 1
-        inputs, texts = ([one[which] for one in every[::way]] for which in (0, 1))
-        if (given := self.score([task.handle for task in inputs], texts)) is None:
-            return None
-        earned = (given[::way] * self.weights).reshape(len(starts), len(filled), size, -1)
-        return earned.transpose(0, 2, 1, 3).reshape(-1, len(filled), len(self.weights))[: len(of_tasks[0])]
+        starts = range(0, len(texts), size)
+        places = [(k, t) for start in starts for t in range(len(tasks)) for k in range(start, start + size)]
+        if turned:
+            places.reverse()
+        earned = np.zeros((len(texts), len(tasks), len(self.weights)))
+        for part in (places[start : start + self.most] for start in range(0, len(places), self.most)):
+            given = self.score([tasks[t].handle for _, t in part], [texts[k][t] or "" for k, t in part])
+            if given is None:
+                return None
+            earned[tuple(np.transpose(part))] = given * self.weights
+        return earned[:count]
 
     def sums(self, given: np.ndarray) -> np.ndarray:
         """[kinds, tasks] of the reward functions that name a column of answers."""
@@ -318,7 +290,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
     ]
     asked = nothing + [[_said(task, *way) for task in tasks] for way in ways]
     first = earned(asked)
-    turned = earned(asked, turned=True) if columns else first
+    turned = earned(asked, turned=True)
     if first is None or turned is None:
         return []
     if (ordered := order(first, turned, lambda: earned(asked))).verdict == "fail":
@@ -327,8 +299,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         text = np.array(asked, object)[np.isinf(first).any(2)][0]
         told = f"the reply {short(text)} earns one that is not"
         return [Finding.of("rewards are finite numbers", "not-finite", True, told, "grading")]
-    every, sums = np.nansum(first[: len(nothing)], 2), earned.sums(first)
-    found.anything = float(every[0, 0]) if np.ptp(every) <= TOLERANCE else math.nan
+    sums = earned.sums(first)
     for kind, texts, parts in zip((EMPTY, "other words", ECHO), nothing, first, strict=False):
         matrix.cells[kind] = _played(tasks, texts, parts, earned.names)
     if not columns or trainer.tools or trainer.environments is not None:
@@ -398,7 +369,7 @@ def order(first: np.ndarray, turned: np.ndarray, again: Callable[[], np.ndarray 
     if equal(turned):
         return Finding(AGAIN, "pass", f"{len(first)} completions", None, "grading")
     apart, same = float(np.nanmax(np.abs(first - turned))), equal(again())
-    told = f"in another order, or in two parts, rewards differ by up to {apart:.3g}, as before {'not at all' if same else 'too'}"
+    told = f"in another order rewards differ by up to {apart:.3g}, as before {'not at all' if same else 'too'}"
     return Finding(AGAIN, "fail", told, "rewards-of-other-rollouts" if same else "reward-nondeterministic", "grading")
 
 

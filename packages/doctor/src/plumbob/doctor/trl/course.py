@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from plumbob.doctor import trends
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import chosen
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.measuring import AT_RANDOM, numbers
+from plumbob.doctor.measuring import at_random, on_host
 from plumbob.doctor.record import StepRecord
 from plumbob.doctor.reference.model import plain_name
 from plumbob.doctor.run_numbers import gap_limit
@@ -35,8 +34,8 @@ LOGGED = {
 """Name in TRL's log -> name of the same number in the table of trends."""
 LIMIT = "max_completion_length"
 TINY = 0.02
-LEAST, DIFFERENT_ENDS = 8, 3
-"""Fewest completions without an end token, and different tokens at their ends, that no limit and no stop text explains."""
+LEAST = 8
+"""Fewest completions, or tokens, that must show the same."""
 
 
 def plan_of(trainer: Any) -> trends.Plan:
@@ -48,22 +47,18 @@ def plan_of(trainer: Any) -> trends.Plan:
 
 
 class WeightSample:
-    """A few entries of each tensor, the same ones each time, read with one transfer: [tensors, AT_RANDOM] float64."""
+    """Entries of each tensor, the same ones each time, read with one transfer."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        at = {
-            n: np.random.default_rng(zlib.crc32(n.encode())).integers(0, p.numel(), AT_RANDOM)
-            for n, p in tensors.items()
-        }
-        self._places = [(p, torch.from_numpy(at[name]).to(p.device)) for name, p in tensors.items()]
-        self.first = self.last = self._read()
-        """As they were when this was made, and when `take` was called last."""
+        at = {name: torch.from_numpy(at_random(name, p.numel())).to(p.device) for name, p in tensors.items()}
+        self._places = [(p, at[name]) for name, p in tensors.items()]
+        self.last = self._read()
+        """As they were when `take` was called last: [.] float64 of each tensor."""
 
-    def _read(self) -> np.ndarray:
-        own = [p.detach().reshape(-1)[at].float() for p, at in self._places]
-        return numbers(torch.stack(own)).astype(float) if own else np.zeros((0, AT_RANDOM))
+    def _read(self) -> list[np.ndarray]:
+        return [own.astype(float) for own in on_host([p.detach().reshape(-1)[at] for p, at in self._places])]
 
-    def take(self) -> tuple[np.ndarray, np.ndarray]:
+    def take(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """(what was read before, what they are now)"""
         before, self.last = self.last, self._read()
         return before, self.last
@@ -77,18 +72,19 @@ def row_of(
     groups = [own[np.isfinite(own)] for own in (rewards[i : i + size] for i in range(0, len(rewards), size))]
     live = [own for own in groups if own.size and np.ptp(own) > 0]
     before, after = sample.take()
-    moved = after - before
+    each = [now - then for now, then in zip(after, before, strict=True)]
+    moved, norm = np.concatenate(each), np.linalg.norm(np.concatenate(before))
     row = numbers_of(int(step) + 1, played, LIMIT) | {
         "groups/tiny_spread_share": sum(np.ptp(g) < TINY * np.abs(g).max() for g in live) / max(len(live), 1),
         "advantage/mean_abs": float(made.output["advantages"].float().abs().mean()),
         "rollout/sampled_tokens": statistics.fmean(map(len, made.ids)) if made.ids else 0.0,
         "optimizer/updates": 1.0,
         "optimizer/update_rms": float(np.sqrt(np.mean(moved**2))),
-        "optimizer/relative_update": float(np.linalg.norm(moved) / max(np.linalg.norm(before), 1e-30)),
+        "optimizer/relative_update": float(np.linalg.norm(moved) / max(norm, 1e-30)),
     }
     if text_of(trainer.args.optim).startswith("adam"):  # others may leave weights as they are
         row["optimizer/moved_share"] = float((moved != 0).mean())
-        row["optimizer/still_tensors"] = float((moved == 0).all(1).mean())
+        row["optimizer/still_tensors"] = float(np.mean([not of.any() for of in each]))
     if trainer.tools:
         row["rollout/tools"] = float(len(trainer.tools))
         # TRL's own count: results that do not fit any more stand in no completion.
@@ -105,16 +101,6 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
         told = f"of {sum(cut)} completions without an end token {len(trained_)} are trained"
         check = "mask_truncated_completions keeps completions that a limit cuts off from the loss"
         found.append(Finding.of(check, "loss-mask-wrong", trained_, told, "rows"))
-    if trainer.rollout_func is not None:
-        most = max(map(len, made.ids), default=0)
-        last = [ids[-1] for ids, was in zip(made.ids, cut, strict=True) if was and len(ids) < most]
-        # A stop text would be the end of all of them.
-        ends = all(cut) and len(last) >= LEAST and len(set(last)) >= DIFFERENT_ENDS
-        told = f"{len(last)} of {len(cut)} completions end before the longest, with {len(set(last))} different tokens, and "
-        told += "none with an end token: it is lost between sampling and training, or they are tokenised again"
-        check = "completions of rollout_func keep the token that ends them"
-        told = told if ends else f"{len(cut)} completions"
-        found.append(Finding.of(check, "row-not-what-was-sampled", ends, told, "rows"))
     return found
 
 
@@ -163,13 +149,6 @@ def given(plan: trends.Plan, record: StepRecord, first: float | None) -> tuple[l
     told = f"they differ by {gap:.2g} nats a token (in the first record by {first:.2g})"
     late = gap > max(gap_limit(plan), 100 * first)
     return [*found, Finding.of(GIVEN, "weights-not-synced", late, told, "sync")], first
-
-
-def reference(sample: WeightSample) -> Finding:
-    """Whether a reference model that is not to follow the policy has the weights that it had at first."""
-    moved = float((sample.first != sample.take()[1]).mean())
-    told = f"{moved:.0%} of its sampled weights are others than before the first step, with sync_ref_model=False"
-    return Finding.of("the reference model stays as it was", "kl-term-wrong", moved, told, "loss")
 
 
 SAVED = "what save_model writes is the trained model"

@@ -21,7 +21,7 @@ from plumbob.doctor.findings import Finding
 from plumbob.doctor.format import files_of, read_right
 from plumbob.doctor.trends import Plan, Trends, judge
 from plumbob.doctor.trl.settings import STAGES
-from plumbob.doctor.trl.words import REMEDIES, in_words_of_trl
+from plumbob.doctor.trl.words import REMEDIES
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, with_config
 
 COURSE = "run.json"
@@ -83,7 +83,7 @@ class Reading:
             if outcome.verdict == "fail":
                 break  # later stages are given what this one made
         self.examined += 1
-        return self.add_findings(map(self._in_words, of_outcomes(outcomes, record.step + 1)), "records")
+        return self.add_findings(of_outcomes(outcomes, record.step + 1), "records")
 
     def _outcome(self, stage: Any, x: stages.Examined) -> stages.Outcome:
         adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
@@ -115,7 +115,7 @@ class Reading:
     def _weighed(self, findings: Iterable[Finding]) -> Iterator[Finding]:
         """Findings of the course of the run. Runs of TRL are often small: where some groups differ, they are a signal."""
         dead = [row.get("groups/zero_signal_share", 0.0) for row in self.trends.numbers.start] or [0.0]
-        for one in map(self._in_words, findings):
+        for one in findings:
             few = one.cause in ("too-little-signal", "never-succeeds") and self.of_trl and np.mean(dead) < DEAD
             yield dataclasses.replace(one, verdict="pass", cause=None) if few else one
 
@@ -142,9 +142,6 @@ class Reading:
         if not self.of_trl and x.causes:
             x.limits.append("What to do is said in the options of plumbob's own trainer, where it needs one.")
         return x
-
-    def _in_words(self, finding: Finding) -> Finding:
-        return dataclasses.replace(finding, evidence=in_words_of_trl(finding.evidence)) if self.of_trl else finding
 
     def as_json(self) -> bytes:
         """What no record says, for `of_folder`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import functools
 import json
 import runpy
@@ -29,15 +28,12 @@ def trl(words: Sequence[str], name: str) -> int:
     parser.add_argument(
         "--no-rescore", action="store_true", help="do not call reward functions more often than training does"
     )
-    parser.add_argument("--gold", metavar="COLUMN", help="the column of the data with the right answers")
     parser.add_argument("script", metavar="SCRIPT.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS").required = False
     given = parser.parse_args(words)
     if given.every < 1:
         raise UserError(f"--every must be at least 1, not {given.every}")
-    doctors, failed = run(
-        given.script, given.arguments, every=given.every, rescore=not given.no_rescore, gold=given.gold
-    )
+    doctors, failed = run(given.script, given.arguments, every=given.every, rescore=not given.no_rescore)
     codes = {doctor.examination.code for doctor in doctors}
     if not doctors:
         raise UserError(f"{given.script} has trained no GRPOTrainer, so nothing was examined")
@@ -82,15 +78,10 @@ def run(
 ) -> tuple[list[Any], bool]:
     """Run a script; returns what `attach` has returned for its trainers, and whether the script failed.
 
-    `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if there is no script,
-    or if it is no Python.
+    `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if there is no script.
     """
     if not Path(script).is_file():
         raise UserError(f"there is no file {script}; name the script that trains")
-    try:
-        ast.parse(Path(script).read_bytes(), script)
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{script}, line {getattr(error, 'lineno', 1)}: {error.args[0]}") from None
     from plumbob.doctor.trl.attach import Doctor, attach
     from trl import GRPOConfig, GRPOTrainer
 

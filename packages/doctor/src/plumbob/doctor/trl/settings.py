@@ -191,7 +191,6 @@ def schemas(trainer: Any) -> list[dict[str, Any]]:
     return [tool if isinstance(tool, dict) else get_json_schema(tool) for tool in trainer.tools or ()]
 
 
-OTHERS = ("trl.", "transformers.", "builtins", "torch.", "abc", "typing")
 METHODS = {
     "rows": ("_generate_and_score_completions", "_generate", "_tool_call_loop"),
     "logprobs": ("_get_per_token_logps_and_entropies", "_generate_single_turn"),
@@ -207,15 +206,11 @@ METHODS = {
 
 def places(trainer: Any) -> dict[str, str]:
     """Stage -> where a subclass's own method that decides it is; `grading`: where the reward function is, if there is one."""
-    own = {
-        name: value
-        for one in type(trainer).__mro__[::-1]
-        if not one.__module__.startswith(OTHERS)
-        for name, value in vars(one).items()
+    from trl import GRPOTrainer
+
+    kind = type(trainer)
+    changed = {
+        stage: [n for n in names if getattr(kind, n) is not getattr(GRPOTrainer, n)] for stage, names in METHODS.items()
     }
-    found = {
-        stage: place_of(own[next(n for n in names if n in own)])
-        for stage, names in METHODS.items()
-        if own.keys() & set(names)
-    }
+    found = {stage: place_of(getattr(kind, names[0])) for stage, names in changed.items() if names}
     return {**found, "grading": place_of(trainer.reward_funcs[0]) if len(trainer.reward_funcs) == 1 else ""}

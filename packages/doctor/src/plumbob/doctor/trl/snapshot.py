@@ -15,21 +15,14 @@ from plumbob.doctor.reference.model import Plain, Rows, plain_name
 from plumbob.doctor.trl.recording import trained
 from plumbob.doctor.trl.watching import unchanged_randomness
 
-ROOM = 0.5
-"""Share of a GPU's memory that is left free where a copy of the weights is kept on it; else it is kept on the host."""
-
 
 class Snapshot:
     """A `Live` run as far as the stages of a record of TRL need one. It never writes to the trainer for longer than a call."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, model = trainer, trainer.accelerator.unwrap_model(trainer.model)
-        parameters = dict(model.named_parameters())
-        size, place = sum(p.numel() * p.element_size() for p in parameters.values()), torch.device("cpu")
-        if torch.cuda.is_available():
-            free, whole = torch.cuda.mem_get_info()
-            place = trainer.accelerator.device if free - size > ROOM * whole else place
-        self._all = {name: p.detach().to(place, copy=True) for name, p in parameters.items()}
+        # On the host, because a GPU that trains may have no room for a second set.
+        self._all = {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters()}
         self._trained = set(trained(trainer))
 
     def tensors(self) -> Mapping[str, torch.Tensor]:

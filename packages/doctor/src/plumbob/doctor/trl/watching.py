@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from plumbob.doctor.findings import Finding
 from plumbob.doctor.measuring import APART, MOVED, keep_gradient, moved, numbers
 from plumbob.doctor.record import LossTrial
 from plumbob.doctor.run_numbers import narrowing
-from plumbob.doctor.trl.before import order
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -72,19 +70,13 @@ class Microbatch:
 class Watch:
     """What happened since the last generation and the last optimizer step."""
 
-    def __init__(self, trainer: Any, wants: Callable[[], bool], rescore: bool) -> None:
-        """`wants`: whether tensors of the step that is under way are kept. Rewards and lengths are kept of every step.
-
-        `rescore`: whether the completions of the first step are scored twice.
-        """
+    def __init__(self, trainer: Any, wants: Callable[[], bool]) -> None:
+        """`wants`: whether tensors of the step that is under way are kept. Rewards and lengths are kept of every step."""
         self.trainer, self.wants = trainer, wants
         self.round: Round | None = None
         self.microbatches: list[Microbatch] = []
         self.gradients_are_complete: Callable[..., None] = lambda: None
         self.model_is_saved: Callable[[str], None] = lambda folder: None
-        self.rescored: Finding | None = None
-        """Whether the same completions earn the same if they are scored among others."""
-        self._rescore = rescore
         self._inside: Microbatch | None = None
         wrappers: dict[str, Callable[..., Any]] = {
             "_generate_and_score_completions": self._score,
@@ -142,48 +134,26 @@ class Watch:
         rewards = original(*given, **more)
         if self.round is not None and self.trainer.model.training:
             self.round.rewards, self.round.reward_weights = values(rewards), values(self.trainer.reward_weights)
-            own = type(self.trainer)._calculate_rewards is not GRPOTrainer._calculate_rewards
-            groups = len(given[0]) % self.trainer.num_generations == 0  # else another process has the rest of a group
-            if self._rescore and groups and not own and not more and self.trainer.environments is None:
-                self._rescore = False
-                # A reward function raises what it likes. Groups stay whole: a reward may compare within one.
-                with self._without_logs(), unchanged_randomness(), alone(), suppress(Exception):
-                    half = len(given[0]) // self.trainer.num_generations // 2 * self.trainer.num_generations
-                    parts = [part for part in (slice(half), slice(half, None)) if given[0][part]]
-                    turned = np.concatenate([values(original(*(one[p][::-1] for one in given)).flip(0)) for p in parts])
-                    found = order(values(rewards)[: len(turned)], turned, lambda: values(original(*given)))
-                    self.rescored = replace(found, step=None if found.verdict == "pass" else 1)
         return rewards
 
-    @contextmanager
-    def _without_logs(self) -> Generator[None]:
-        """What reward functions log in this context is forgotten."""
-        names = ("_pending_metrics", "_pending_extra_logs")
-        kept = {name: {k: list(v) for k, v in getattr(self.trainer, name).items()} for name in names}
-        try:
-            yield
-        finally:
-            for name, values in kept.items():
-                getattr(self.trainer, name).clear()
-                getattr(self.trainer, name).update(values)
+    def score(self, inputs: Sequence[Any], texts: Sequence[str]) -> np.ndarray | None:
+        """[B, F] what reward functions give texts as completions of these rows, in one call; None if one of them raises.
 
-    def score(self, inputs: Any, texts: list[str]) -> np.ndarray | None:
-        """[B, F] what reward functions give texts as completions of these rows; None if one of them raises.
-
-        They are given as many at once as in training, and whole groups. Random numbers are drawn on from call to call, so that a
-        reward by chance is not taken for one by the order.
+        Random numbers are drawn on from call to call, so that a reward by chance is not taken for one by the order. What reward
+        functions log is forgotten.
         """
-        trainer, args, found = self.trainer, self.trainer.args, []
-        talks, size = isinstance(inputs[0]["prompt"], list), trainer.num_generations
-        most = max(args.per_device_train_batch_size * args.steps_per_generation // size, 1) * size
+        trainer, rows = self.trainer, copy.deepcopy(list(inputs))
+        prompts = [row["prompt"] for row in rows]
+        talks = isinstance(prompts[0], list)
         said = [[{"role": "assistant", "content": text}] if talks else text for text in texts]
-        ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(texts)["input_ids"]]
-        with self._without_logs(), alone(), suppress(Exception):  # a reward function raises what it likes
-            for part in (slice(start, start + most) for start in range(0, len(texts), most)):
-                rows = copy.deepcopy(inputs[part])
-                prompts = [row["prompt"] for row in rows]
-                found.append(values(GRPOTrainer._calculate_rewards(trainer, rows, prompts, said[part], ids[part])))
-            return np.concatenate(found)
+        ids = [[*one, *trainer.eos_token_ids[:1]] for one in trainer._tokenizer(list(texts))["input_ids"]]
+        kept = {name: getattr(trainer, name) for name in ("_pending_metrics", "_pending_extra_logs")}
+        vars(trainer).update(copy.deepcopy(kept))
+        try:
+            with alone(), suppress(Exception):  # a reward function raises what it likes
+                return values(GRPOTrainer._calculate_rewards(trainer, rows, prompts, said, ids))
+        finally:
+            vars(trainer).update(kept)
         return None
 
     # Loss and gradient
@@ -248,16 +218,13 @@ class Watch:
             return own, torch.zeros_like(own), None
 
         kept = dict(vars(trainer))
-        metrics = {mode: {name: list(v) for name, v in of.items()} for mode, of in trainer._metrics.items()}
+        trainer._metrics = copy.deepcopy(trainer._metrics)
         trainer._get_per_token_logps_and_entropies = scores
         try:
             with unchanged_randomness(), torch.enable_grad():
                 (slopes,) = torch.autograd.grad(loss(model, inputs), own)
         finally:
             vars(trainer).update(kept)
-            for mode, of in trainer._metrics.items():
-                of.clear()
-                of.update(metrics[mode])
         weights = token_weights(trainer, inputs, self.round)
         rows = torch.arange(len(own), device=own.device)[:, None].expand_as(own)
         advantages = inputs["advantages"] if inputs["advantages"].dim() == 2 else inputs["advantages"][:, None]

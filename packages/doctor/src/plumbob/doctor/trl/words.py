@@ -1,8 +1,6 @@
-"""What a user of TRL calls the doctor's neutral names, and what to do about a cause in a script of TRL."""
+"""What to do about a cause in a script of TRL."""
 
 from __future__ import annotations
-
-import re
 
 REMEDIES = {
     "few-distinct-tasks": "Train on more different prompts.",
@@ -38,8 +36,3 @@ REMEDIES = {
     "policy-breaks": "Lower learning_rate, set max_grad_norm, or raise beta.",
 }
 """Id of a cause -> what to do, in options and parts of TRL."""
-
-
-def in_words_of_trl(text: str) -> str:
-    """Options of plumbob's `train` in a text, such as "--kl-beta 0.1", as fields of a GRPOConfig."""
-    return re.sub(r"--([a-z]+)-([a-z]+) (?=\d)", r"\1_\2=", text).replace("kl_beta", "beta")

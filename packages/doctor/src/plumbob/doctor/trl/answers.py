@@ -6,7 +6,7 @@ Texts that are written from a column may miss the form that a reward function wa
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -28,8 +28,6 @@ LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
 ROUNDS = 3
 """Fewest generations after which a reward that has never differed is judged."""
-MOST_SHARED = 1000
-"""Most entries of something shared that is looked at."""
 FEW = 5
 """Fewest right answers, beside those of other groups, with which rewards are compared."""
 
@@ -187,19 +185,21 @@ class Shared:
     """Watches what the environments of TRL share: lists, sets and dictionaries of their classes."""
 
     def __init__(self) -> None:
-        self.held: dict[str, list[Any]] = {}
+        self.held: dict[str, set[Any]] = {}
+        self.emptied = Counter[str]()
 
     def add(self, environments: Sequence[Any], step: int) -> list[Finding]:
-        """Look at them after the rollouts of step `step` (from 0). What was in one and is not any more is no cache: rollouts empty
-        what others fill.
+        """Look at them after the rollouts of step `step` (from 0). What loses most of its entries, again and again, is no cache:
+        rollouts empty what others fill.
         """
         kinds = {kind for one in environments for kind in type(one).__mro__}
         every = {
             f"{kind.__name__}.{name}": value for kind in kinds for name, value in vars(kind).items() if name[:2] != "__"
         }
-        held = {n: list(v) for n, v in every.items() if isinstance(v, list | set | dict) and len(v) <= MOST_SHARED}
-        lost = [name for name, before in self.held.items() if any(one not in held.get(name, before) for one in before)]
-        self.held = held
+        shared = {name: value for name, value in every.items() if isinstance(value, list | set | dict)}
+        held = {name: {one for one in value if isinstance(one, str | int | float)} for name, value in shared.items()}
+        self.emptied.update(name for name, old in self.held.items() if 2 * len(old & held.get(name, old)) < len(old))
+        self.held, lost = held, [name for name, times in self.emptied.items() if times > 1]
         told = f"the {len(environments)} environments share {', '.join(lost) or 'nothing that they empty'}"
         check = "environments keep what they remember in themselves"
         return [Finding.of(check, "rewards-of-other-rollouts", lost, told, "grading", step + 1)] if environments else []

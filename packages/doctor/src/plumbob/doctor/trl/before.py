@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from plumbob.doctor.environment import player
-from plumbob.doctor.environment.grading import HALF
+from plumbob.doctor.environment.grading import HALF, NEARLY
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Message, Played, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
@@ -59,8 +59,11 @@ KINDS = {
     SHORT: lambda known, i: known.with_answer(i, lambda gold: gold.partition(".")[0].replace(",", "")),
 }
 """Transcripts that are scored beside the right answer and an empty reply."""
-WORKING = re.compile(r"(?i)\b(steps?|calculat\w+|reason\w*|think\w*|explain|show)\b")
-"""Words by which prompts ask for working before the answer."""
+WORKING = re.compile(
+    r"(?i)step by step|\b(show|write|explain|give)\b[^.]*\b(steps?|calculations?|working|work|reasoning)\b"
+)
+BARE = re.compile(r"(?i)\b(not|no|without|only|nothing)\b|\b(answer|number|result) first\b")
+"""Words by which prompts ask for working before the answer, and those by which they want none, or want it afterwards."""
 SORTED = 0.8
 """Correlation of a row's place and its size, from which on rows are in the order of their size."""
 ROUNDED = 0.05
@@ -118,12 +121,10 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
-    if trainer._is_vlm:  # rows that are read are decoded, and a picture is no text
-        return
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
     found.findings += _settings(trainer)
-    if not train:
+    if not train or trainer._is_vlm:  # a picture is no text
         return
     given = Given(train, held_out, code=code)
     tasks = [train[i] for i in chosen(len(train), MOST_TASKS)]
@@ -151,10 +152,11 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
     echoed = [*matrix.shares(ECHO).values()]
     golds = [[str(task.handle.get(column, "")).strip() for column in found.columns] for task in tasks]
     every = {gold for of in golds for gold in of if gold}
-    # Where a prompt holds the answers of all tasks, as options, they are no words to write about.
-    own = [any(g and places(g, task.prompt) for g in of) for task, of in zip(tasks, golds, strict=True)]
-    held = sum(one and not all(places(g, task.prompt) for g in every) for task, one in zip(tasks, own, strict=True))
-    if echoed and (fmean(echoed) > 1 + TOLERANCE or 2 * held > len(tasks)):
+    held = sum(any(g and places(g, task.prompt) for g in of) for task, of in zip(tasks, golds, strict=True))
+    # Options that all prompts hold are no words to write about: who sends them back together must not be paid for each.
+    options = len(every) > 2 and all(places(g, task.prompt) for task in tasks for g in every)
+    listed = options and echoed and fmean(echoed) > NEARLY
+    if echoed and (fmean(echoed) > 1 + TOLERANCE or (2 * held > len(tasks) and not listed)):
         matrix.cells.pop(ECHO)
     more = {"hidden"} if echoed and fmean(echoed) > HALF else set()
     found.findings += judge(matrix, EXAMINED | more | ({"read"} if NUMBERS in matrix.cells else set()))
@@ -338,7 +340,7 @@ def _of_kinds(
     hand.golds = golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
     cells = {PERFECT: _played(tasks, texts, parts, earned.names)}
     known = Known(hand, {**matrix.cells, **cells})
-    kinds = KINDS | {k: OTHERS[k] for k in (WORKED, NUMBERS) if all(WORKING.search(task.prompt) for task in tasks)}
+    kinds = KINDS | {k: OTHERS[k] for k in (WORKED, NUMBERS) if all(map(_works, tasks))}
     turns = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in kinds.items()}
     made = {kind: [own[-1].text if own else None for own in of] for kind, of in turns.items()}
     hand.golds = [""] * len(tasks)
@@ -349,8 +351,9 @@ def _of_kinds(
     # Which of these texts are right is known where that of another row earns less.
     more = [float(most[i] - sums[WRONG][i]) for i in cells[WRONG]]
     found.pays = fmean(more) > TOLERANCE if more else None
-    if (few := sum(one > TOLERANCE for one in more)) and 2 * few < len(more) and min(more) >= -TOLERANCE:
-        told = f"in {few} of {len(more)} tasks the answer of {best[0]!r} earns more than that of another row, in the others as much"
+    paid_ = [most[i] - sums[WRONG][i] for i in cells[WRONG] if most[i] > silence[i] + TOLERANCE]
+    if (few := sum(one > TOLERANCE for one in paid_)) and 2 * few < len(paid_) and min(paid_) >= -TOLERANCE:
+        told = f"in {few} of {len(paid_)} tasks the answer of {best[0]!r} earns more than that of another row, in the others as much"
         return [Finding.of("right answers earn more than those of other rows", "reward-wrong", True, told, "grading")]
     if found.pays:
         hand.golds = golds
@@ -383,6 +386,10 @@ def order(first: np.ndarray, turned: np.ndarray, again: Callable[[], np.ndarray 
     apart, same = float(np.nanmax(np.abs(first - turned))), equal(again())
     told = f"in another order rewards differ by up to {apart:.3g}, as before {'not at all' if same else 'too'}"
     return Finding(AGAIN, "fail", told, "rewards-of-other-rollouts" if same else "reward-nondeterministic", "grading")
+
+
+def _works(task: Task) -> bool:
+    return bool(WORKING.search(task.prompt)) and not BARE.search(task.prompt)
 
 
 def _said(task: Task, column: str, form: str, last: bool) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -754,9 +754,66 @@ def asks_for_tags() -> Dataset:
     return rows().map(lambda row: {"prompt": [told, *row["prompt"]]})
 
 
-def first_number(row: dict[str, Any]) -> dict[str, str]:
-    a = (int(row["answer"]) - 3) // 2
-    return {"answer": str(a), "solution": f"{a} + {a + 3} = {row['answer']}\n#### {row['answer']}"}
+def asked(question: Callable[[int], str], answer: Callable[[int], str] = lambda i: str(2 * i + 3)) -> Dataset:
+    """Rows of other tasks."""
+    prompts = [[{"role": "user", "content": question(i)}] for i in range(48)]
+    return Dataset.from_list([{"prompt": prompt, "answer": answer(i)} for i, prompt in enumerate(prompts)])
+
+
+def first_number(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """The first number of a reply, the more the nearer it is."""
+    found = [re.search(r"\d+", c[-1]["content"]) for c in completions]
+    return [1 / (1 + abs(int(f[0]) - int(a))) if f else 0.0 for f, a in zip(found, answer, strict=True)]
+
+
+def letter(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    return [float(a in c[-1]["content"].upper()) for c, a in zip(completions, answer, strict=True)]
+
+
+def object_(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Pays any object, and hardly its content."""
+    found = list[float]()
+    for text, wanted in zip((c[-1]["content"] for c in completions), answer, strict=True):
+        try:
+            found.append(1.0 + 0.05 * (json.loads(text) == json.loads(wanted)))
+        except ValueError:
+            found.append(0.01 * len(set(text)) / (len(text) + 1))
+    return found
+
+
+def turned(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Reads the two numbers of an answer the wrong way round, and pays its length."""
+    texts = [c[-1]["content"].strip() for c in completions]
+    right = [":".join(t.split(":")[::-1]) == a for t, a in zip(texts, answer, strict=True)]
+    return [r + 0.3 / (1 + abs(len(t) - len(a))) for t, a, r in zip(texts, answer, right, strict=True)]
+
+
+class Basket:
+    """An environment that keeps what it remembers in a list of its class."""
+
+    held: ClassVar[list[str]] = []
+
+    def reset(self, **_: Any) -> None:
+        self.held.clear()
+
+    def lookup(self, key: str) -> str:
+        """Look up a key in the table. Returns the next key or the value.
+
+        Args:
+            key: The key.
+        """
+        self.held.append(key)
+        return "amber" if len(key) > 1 else "b7"
+
+    def get_reward(self) -> float:
+        return len(set(self.held)) / 8
+
+
+def shared() -> dict[str, Any]:
+    given = tools()
+    given["given"] = {**given["given"], "environment_factory": Basket}
+    del given["given"]["tools"]
+    return given
 
 
 class TrainsTruncated(trl.GRPOTrainer):
@@ -997,8 +1054,18 @@ FAULTS = (
     Fault("rewards by chance", ("reward-nondeterministic",), "", lambda: {"reward": by_chance}),
     Fault("a penalty for repetition", ("sampling-altered",), "", lambda: {"repetition_penalty": 1.4}),
     Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
-    Fault("answers are the first number of the solution", ("reward-wrong",), "",
-          lambda: {"reward": rewards, "data": rows().map(first_number)}),
+    Fault("rows in the order of their size", ("task-order-drifts",), "NVIDIA-NeMo/RL#3117",
+          lambda: {"shuffle_dataset": False, "data": asked(lambda i: f"Add up {'1, ' * i}1.")}),
+    Fault("environments share a list", ("rewards-of-other-rollouts",), "", shared),
+    Fault("the first number counts, working is asked for", ("answers-not-parsed",), "modelscope/ms-swift#4570",
+          lambda: {"reward": first_number, "data": asked(lambda i: f"Show the steps of {i} + {i + 3}, then the result.")}),
+    Fault("any option is paid", ("reward-exploitable",), "", lambda: {
+        "reward": letter, "temperature": 1.0,
+        "data": asked(lambda i: f"A) {i} B) {i + 1} C) {i + 2} D) {i + 3}: which is it?", lambda i: "ABCD"[i % 4])}),
+    Fault("an object without its content", ("reward-exploitable",), "Liuziyu77/Visual-RFT#176", lambda: {
+        "reward": object_, "data": asked(lambda i: f"Write {i} as JSON.", lambda i: json.dumps({"number": i}))}),
+    Fault("the answer is right where two agree", ("reward-wrong",), "",
+          lambda: {"reward": turned, "data": asked(lambda i: f"Which time is {i}?", lambda i: f"{i}:{i + 50 * (i % 3 > 0)}")}),
     Fault("four rows again and again", ("few-distinct-tasks",), "",
           lambda: {"data": Dataset.from_list(rows(4).to_list() * 16)}),
     Fault("truncated completions are trained", ("loss-mask-wrong",), "",

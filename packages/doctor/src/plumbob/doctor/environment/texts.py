@@ -87,9 +87,10 @@ def normalised(text: str) -> str:
     return " ".join(words(text))
 
 
-def apart(a: str, b: str) -> bool:
-    """Whether two answers have no word in common, so that no reward may accept one for the other."""
-    return bool(a) and bool(b) and set(normalised(a).split()).isdisjoint(normalised(b).split())
+def apart(a: str, b: str, every: frozenset[str] = frozenset()) -> bool:
+    """Whether two answers have no word in common, so that no reward may accept one for the other. `every`: words that all have."""
+    own, other = (set(normalised(text).split()) - every for text in (a, b))
+    return bool(own) and bool(other) and own.isdisjoint(other)
 
 
 def places(gold: str, text: str) -> list[int]:

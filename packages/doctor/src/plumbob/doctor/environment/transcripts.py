@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plumbob.doctor.environment.player import Played, Player, Task, Turn
-from plumbob.doctor.environment.texts import apart, places, replaced, rewritten, said, strings
+from plumbob.doctor.environment.texts import apart, normalised, places, replaced, rewritten, said, strings
 
 Turns = tuple[Turn, ...]
 PERFECT, EMPTY, ECHO = "the perfect transcript", "an empty reply", "the prompt sent back"
@@ -131,10 +131,11 @@ class Known:
         return None if wrong is None else (*turns[:-1], rewritten(turns[-1], lambda text: replaced(text, gold, wrong)))
 
     def other(self, i: int) -> int | None:
-        """The next task whose answer has no word in common with that of task i."""
+        """The next task whose answer has no word in common with that of task i, but for those of all, as the keys of an object."""
         golds, turns = self.hand.golds, self.hand.turns
+        every = frozenset.intersection(*(frozenset(normalised(gold).split()) for gold in golds))
         later = [*range(i + 1, len(golds)), *range(i)]
-        return next((j for j in later if turns[j] and apart(golds[i], golds[j])), None)
+        return next((j for j in later if turns[j] and apart(golds[i], golds[j], every)), None)
 
 
 def _alone(known: Known, i: int) -> Turns | None:

@@ -6,7 +6,7 @@ Texts that are written from a column may miss the form that a reward function wa
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -179,3 +179,27 @@ class Results:
             )
             for tool, empty in self.empty.items() if len(empty) >= 2 * LEAST
         ]  # fmt: skip
+
+
+class Shared:
+    """Watches what the environments of TRL share: lists, sets and dictionaries of their classes."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, set[Any]] = {}
+        self.emptied = Counter[str]()
+
+    def add(self, environments: Sequence[Any], step: int) -> list[Finding]:
+        """Look at them after the rollouts of step `step` (from 0). What loses most of its entries, again and again, is no cache:
+        rollouts empty what others fill.
+        """
+        kinds = {kind for one in environments for kind in type(one).__mro__}
+        every = {
+            f"{kind.__name__}.{name}": value for kind in kinds for name, value in vars(kind).items() if name[:2] != "__"
+        }
+        shared = {name: value for name, value in every.items() if isinstance(value, list | set | dict)}
+        held = {name: {one for one in value if isinstance(one, str | int | float)} for name, value in shared.items()}
+        self.emptied.update(name for name, old in self.held.items() if 2 * len(old & held.get(name, old)) < len(old))
+        self.held, lost = held, [name for name, times in self.emptied.items() if times > 1]
+        told = f"the {len(environments)} environments share {', '.join(lost) or 'nothing that they empty'}"
+        check = "environments keep what they remember in themselves"
+        return [Finding.of(check, "rewards-of-other-rollouts", lost, told, "grading", step + 1)] if environments else []

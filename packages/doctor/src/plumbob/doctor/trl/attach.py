@@ -22,7 +22,7 @@ from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines, render
 from plumbob.doctor.saved import alike
 from plumbob.doctor.trl import before, course, settings
-from plumbob.doctor.trl.answers import Answers, Results
+from plumbob.doctor.trl.answers import Answers, Results, Shared
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import played_of, record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
@@ -78,7 +78,7 @@ class Doctor(TrainerCallback):
         self.trainer, self.every, self.folder, self.rescore = trainer, every, folder, rescore
         unknown = before.Before(namers=[False] * len(trainer.reward_funcs))
         self._answers = Answers(settings.names_of(trainer), trainer.num_generations, unknown)
-        self._results = Results(trainer.tools or ())
+        self._results, self._shared = Results(trainer.tools or ()), Shared()
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
@@ -255,6 +255,7 @@ class Doctor(TrainerCallback):
             found.append(alike(zip(keys, rewards, strict=False), before.tolerance(np.array(rewards)), step + 1))
             found.append(self._answers.add(played, step))
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
+            found += self._shared.add(self.trainer.environments or (), step)
         return self.reading.add_findings(found)
 
     def _take_row(self) -> list[Finding]:

@@ -15,17 +15,29 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import correlation, fmean
 from typing import Any
 
 import numpy as np
 from plumbob.doctor.environment import player
-from plumbob.doctor.environment.grading import HALF
+from plumbob.doctor.environment.grading import HALF, NEARLY
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Message, Played, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
 from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
-from plumbob.doctor.environment.transcripts import CHEAP, ECHO, EMPTY, OTHER_WORDS, PERFECT, WRONG, Hand, Known
+from plumbob.doctor.environment.transcripts import (
+    CHEAP,
+    ECHO,
+    EMPTY,
+    NUMBERS,
+    OTHER_WORDS,
+    OTHERS,
+    PERFECT,
+    WORKED,
+    WRONG,
+    Hand,
+    Known,
+)  # fmt: skip
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.stages import DROPOUT
 from plumbob.doctor.trl.settings import dropout, schemas, tokenizer_of
@@ -47,6 +59,13 @@ KINDS = {
     SHORT: lambda known, i: known.with_answer(i, lambda gold: gold.partition(".")[0].replace(",", "")),
 }
 """Transcripts that are scored beside the right answer and an empty reply."""
+WORKING = re.compile(
+    r"(?i)step by step|\b(show|write|explain|give)\b[^.]*\b(steps?|calculations?|working|work|reasoning)\b"
+)
+BARE = re.compile(r"(?i)\b(not|no|without|only|nothing)\b|\b(answer|number|result) first\b")
+"""Words by which prompts ask for working before the answer, and those by which they want none, or want it afterwards."""
+SORTED = 0.8
+"""Correlation of a row's place and its size, from which on rows are in the order of their size."""
 ROUNDED = 0.05
 """Share of the range of rewards within which they count as equal."""
 MOST_TASKS, MOST_ROWS, MOST_COLUMNS = 8, 4000, 3
@@ -102,12 +121,10 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
 
     `score(inputs, texts)`: what reward functions give the texts as completions of these rows, [B, F]; None if one fails.
     """
-    if trainer._is_vlm:  # rows that are read are decoded, and a picture is no text
-        return
     code = {n: place_of(f) for n, f in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)}
     train, held_out = (_tasks(getattr(trainer, f"{kind}_dataset"), kind) for kind in ("train", "eval"))
     found.findings += _settings(trainer)
-    if not train:
+    if not train or trainer._is_vlm:  # a picture is no text
         return
     given = Given(train, held_out, code=code)
     tasks = [train[i] for i in chosen(len(train), MOST_TASKS)]
@@ -122,17 +139,27 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
         few = COPIES * different <= len(train)
         told = f"{len(train)} rows, {different} different {'prompts' if alone else 'rows'}"
         found.findings.append(Finding.of("rows of the data differ", "few-distinct-tasks", few, told, "tasks"))
-    found.findings += _column_ends(train, found.columns)
+    sizes = [len(task.prompt) for task in train]
+    if not trainer.args.shuffle_dataset and len(train) >= LEAST_ROWS and len(set(sizes)) > 1:
+        sorted_by = correlation(sizes, range(len(sizes)))
+        told = f"shuffle_dataset=False; correlation of a row's place and its prompt's length {sorted_by:+.2f}"
+        check = "the order of rows does not follow their size"
+        found.findings.append(Finding.of(check, "task-order-drifts", abs(sorted_by) > SORTED, told, "tasks"))
     if held_out:
         matrix.held_out = _matrix(given, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
     # Where the prompt sent back is paid, what is wrong may be the prompt. Where it earns more than the texts that are taken for
     # right, something else is asked for; where prompts hold the answer, as a word to write about, it must be paid.
     echoed = [*matrix.shares(ECHO).values()]
     golds = [[str(task.handle.get(column, "")).strip() for column in found.columns] for task in tasks]
+    every = {gold for of in golds for gold in of if gold}
     held = sum(any(g and places(g, task.prompt) for g in of) for task, of in zip(tasks, golds, strict=True))
-    if echoed and (fmean(echoed) > 1 + TOLERANCE or 2 * held > len(tasks)):
+    # Options that all prompts hold are no words to write about: who sends them back together must not be paid for each.
+    options = len(every) > 2 and all(places(g, task.prompt) for task in tasks for g in every)
+    listed = options and echoed and fmean(echoed) > NEARLY
+    if echoed and (fmean(echoed) > 1 + TOLERANCE or (2 * held > len(tasks) and not listed)):
         matrix.cells.pop(ECHO)
-    found.findings += judge(matrix, EXAMINED | {"hidden"} if echoed and fmean(echoed) > HALF else EXAMINED)
+    more = {"hidden"} if echoed and fmean(echoed) > HALF else set()
+    found.findings += judge(matrix, EXAMINED | more | ({"read"} if NUMBERS in matrix.cells else set()))
     found.findings += _template(trainer, tasks[0])
 
 
@@ -221,25 +248,6 @@ def _names(function: Any) -> set[str]:
     return own
 
 
-def _column_ends(train: Sequence[Task], columns: Sequence[str]) -> list[Finding]:
-    """Whether the numbers of a column of answers are those that another column, of worked solutions, marks at its end."""
-    found = list[Finding]()
-    for name in columns:
-        for other in [n for n, value in train[0].fields.items() if n != name and isinstance(value, str)]:
-            pairs = [(str(task.fields.get(name)).strip(), str(task.fields.get(other))) for task in train]
-            known = [one for one in pairs if NUMBER.fullmatch(one[0]) and NUMBER.fullmatch(shown(one[1]))]
-            wrong = [(gold, text) for gold, text in known if plain(gold) != plain(shown(text))]
-            inside = [gold for gold, text in wrong if places(gold, text)]
-            if len(known) < MOST_TASKS:
-                continue
-            bad = 2 * len(wrong) > len(known) and len(inside) >= 0.9 * len(wrong)
-            told = f"of {len(known)} rows {len(wrong)} have another number in {name!r} than the one that {other!r} marks at its end"
-            told += ", but one that stands elsewhere in it" if bad else ""
-            check = f"answers in {name!r} are those at the end of {other!r}"
-            found.append(Finding.of(check, "reward-wrong", bad, told, "grading"))
-    return found
-
-
 class _Scores:
     """What reward functions give texts in place of completions of the tasks."""
 
@@ -312,7 +320,9 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         found.pays = False
         paid = bool((sums[0] > TOLERANCE).all() and np.isclose(sums[k], sums[0]).all())
         told = f"an empty reply earns {found.silence:.3g}, no text of {', '.join(map(repr, columns))} in any form more"
-        return [Finding.of(SILENCE, "reward-wrong", paid, told, "grading")]
+        # Where right answers earn no less, and other words do, what is paid too much is silence.
+        cause = "reward-exploitable" if float(sums[1].mean()) < found.silence - TOLERANCE else "reward-wrong"
+        return [Finding.of(SILENCE, cause, paid, told, "grading")]
     return _of_kinds(
         earned, matrix, found, ways[k - len(nothing)], float(lifts[k]), (asked[k], first[k], sums[k], sums[0])
     )
@@ -330,7 +340,8 @@ def _of_kinds(
     hand.golds = golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
     cells = {PERFECT: _played(tasks, texts, parts, earned.names)}
     known = Known(hand, {**matrix.cells, **cells})
-    turns = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in KINDS.items()}
+    kinds = KINDS | {k: OTHERS[k] for k in (WORKED, NUMBERS) if all(map(_works, tasks))}
+    turns = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in kinds.items()}
     made = {kind: [own[-1].text if own else None for own in of] for kind, of in turns.items()}
     hand.golds = [""] * len(tasks)
     if (second := earned(made.values())) is None:
@@ -338,8 +349,12 @@ def _of_kinds(
     cells |= {kind: _played(tasks, made[kind], own, earned.names) for kind, own in zip(made, second, strict=True)}
     sums = dict(zip(made, earned.sums(second), strict=True))
     # Which of these texts are right is known where that of another row earns less.
-    others = [*cells[WRONG]]
-    found.pays = float((most - sums[WRONG])[others].mean()) > TOLERANCE if others else None
+    more = [float(most[i] - sums[WRONG][i]) for i in cells[WRONG]]
+    found.pays = fmean(more) > TOLERANCE if more else None
+    paid_ = [most[i] - sums[WRONG][i] for i in cells[WRONG] if most[i] > silence[i] + TOLERANCE]
+    if (few := sum(one > TOLERANCE for one in paid_)) and 2 * few < len(paid_) and min(paid_) >= -TOLERANCE:
+        told = f"in {few} of {len(paid_)} tasks the answer of {best[0]!r} earns more than that of another row, in the others as much"
+        return [Finding.of("right answers earn more than those of other rows", "reward-wrong", True, told, "grading")]
     if found.pays:
         hand.golds = golds
         matrix.cells |= cells
@@ -371,6 +386,10 @@ def order(first: np.ndarray, turned: np.ndarray, again: Callable[[], np.ndarray 
     apart, same = float(np.nanmax(np.abs(first - turned))), equal(again())
     told = f"in another order rewards differ by up to {apart:.3g}, as before {'not at all' if same else 'too'}"
     return Finding(AGAIN, "fail", told, "rewards-of-other-rollouts" if same else "reward-nondeterministic", "grading")
+
+
+def _works(task: Task) -> bool:
+    return bool(WORKING.search(task.prompt)) and not BARE.search(task.prompt)
 
 
 def _said(task: Task, column: str, form: str, last: bool) -> str:

@@ -107,7 +107,8 @@ def ended(trainer: Any, made: Round) -> list[Finding]:
 def _left_out(trainer: Any, made: Round) -> Finding:
     """Whether rewards read completions with all tokens but those of the template: special tokens are left out of texts."""
     tokenizer = trainer._tokenizer
-    ends = (*trainer.eos_token_ids, tokenizer.pad_token_id)
+    # None of these says anything: a model that has not learned to leave them out may sample them.
+    ends = (*trainer.eos_token_ids, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id)
     special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     own = {i: s for i, s in special.items() if i not in ends and s not in str(tokenizer.chat_template)}
     read = list(map(text_of, made.completions))

@@ -66,7 +66,7 @@ CHANGES: list[tuple[str, Change, str, str, str]] = [
         rows_of(put("loss_mask", lambda r: np.roll(r.loss_mask, -1))),
         "rows",
         "loss-mask-wrong",
-        "",
+        "shifted",
     ),
     ("first ids cut", rows_of(put("token_ids", lambda r: r.token_ids[1:])), "rows", "row-not-what-was-sampled", ""),
     (
@@ -91,7 +91,7 @@ CHANGES: list[tuple[str, Change, str, str, str]] = [
         rows_of(put("advantage", lambda r: r.reward)),
         "advantages",
         "advantages-wrong",
-        "",
+        "without a baseline",
     ),
     ("weights by microbatch", by_microbatch, "loss", "normaliser-depends-on-microbatches", "each microbatch"),
     (

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plumbob.doctor.record import Rollout, Settings, StepRecord
+from plumbob.doctor.record import Rollout, Row, Settings, StepRecord
 from plumbob.doctor.reference import formulas, rows
 from plumbob.doctor.reference.model import MOST_TOKENS, Plain, of_tokens
 
@@ -89,6 +89,14 @@ Made = tuple[tuple[int, ...], tuple[bool, ...]]
 
 def made(ids: Iterable[int], mask: Iterable[bool]) -> Made:
     return tuple(map(int, ids)), tuple(map(bool, mask))
+
+
+MASKS: dict[str, Callable[[list[bool]], list[bool]]] = {
+    "a loss mask shifted by one to the left": lambda m: [*m[1:], False],
+    "a loss on everything after the prompt": lambda m: [i >= m.index(True) for i in range(len(m))],
+    "a loss on the last turn alone": lambda m: [x and all(m[i:]) for i, x in enumerate(m)],
+}
+"""What is so -> the loss mask that it makes of the right one."""
 
 
 def of_rows(
@@ -233,6 +241,22 @@ def _altered(plain: Plain, scored: Sequence[Scored]) -> Conditions:
                 for key, values in other.items():
                     found.setdefault(key, {})[i] = values.clamp(min=-1e9).cpu().numpy()
     return ((*key, np.concatenate([values[i] for i in range(len(scored))])) for key, values in found.items())
+
+
+# Advantages
+
+
+def of_advantages(rows: Sequence[Row], settings: Settings, observed: np.ndarray, right: np.ndarray) -> Conditions:
+    """`observed`: the advantages of the rows, [B]. `right`: those of the settings."""
+    cause = "advantages-wrong"
+    rewards, every = np.array([formulas.shaped_reward(row, settings) for row in rows]), ["all"] * len(rows)
+    for scale, baseline in itertools.product((settings.scale, "none", "group", "batch"), ("mean", "leave_one_out")):
+        other = replace(settings, scale=scale, baseline=baseline)
+        yield cause, "one group of the whole step", formulas.centred(rewards, every, other)
+        yield cause, f"baseline {baseline} and scale {scale}", formulas.advantages(rows, other)
+    yield cause, "rewards without a baseline", rewards
+    by = factor(observed, right)
+    yield cause, f"advantages times {by:.3g}", by * right
 
 
 # The loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -14,6 +15,8 @@ from plumbob.doctor.record import TensorSample
 
 AT_RANDOM = 48
 """Entries of each trained tensor that are drawn at random for the record."""
+LARGEST, SMALL = 16, 1 << 19
+"""Entries with the largest gradients, which are added of a tensor with more entries than `SMALL`: most of an embedding's are 0."""
 MOVED = (0.6, -0.6, 0.05, -0.05)
 """Differences in nats of new and old log-probabilities, in turn, with which the loss is tried: beyond usual clip bounds, and
 within them."""
@@ -30,7 +33,9 @@ class SampledTensors:
         self._parameters, self._optimizer = list(trainable.values()), optimizer
         gradients = [p.grad for p in self._parameters]
         norms = on_host([None if g is None else torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
-        places = [at_random(name, parameter.numel()) for name, parameter in trainable.items()]
+        largest = on_host([None if g is None or g.numel() <= SMALL else _largest(g) for g in gradients])
+        drawn = [at_random(name, parameter.numel()) for name, parameter in trainable.items()]
+        places = [at if also is None else np.union1d(at, also) for at, also in zip(drawn, largest, strict=True)]
         self._places = [torch.from_numpy(at).to(p.device) for at, p in zip(places, self._parameters, strict=True)]
         before, moments, chosen = self._taken(self._parameters), self._moments(), self._taken(gradients)
         options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
@@ -53,9 +58,10 @@ class SampledTensors:
     @torch.no_grad()
     def updated(self) -> None:
         """Called when the optimizer step has been taken."""
-        taken = self._taken(self._parameters)
-        for sample, parameter, weights in zip(self.samples, self._parameters, taken, strict=True):
-            sample.after, sample.updates = weights, int(self._state(parameter).get("step", 0))
+        steps = on_host([self._state(p).get("step") for p in self._parameters])
+        for sample, weights, step in zip(self.samples, self._taken(self._parameters), steps, strict=True):
+            sample.after = weights
+            sample.updates = 0 if step is None else int(step.item())
 
     def _taken(self, tensors: Sequence[torch.Tensor | None]) -> list[Any]:
         """[W] of each trained tensor, or None."""
@@ -92,15 +98,35 @@ def numbers(tensor: torch.Tensor) -> np.ndarray:
 
 
 def on_host(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
-    """A flat copy of the numbers of each tensor, as float32, or of whole numbers as int64; each None as it is."""
-    kinds = {True: torch.float32, False: torch.int64}
-    return [
-        None if t is None else t.detach().reshape(-1).to("cpu", kinds[t.is_floating_point()], copy=True).numpy()
-        for t in tensors
-    ]
+    """The numbers of each tensor as `numbers` gives them, or of whole numbers as int64, flat; each None as it is.
+
+    One transfer for all of a type and device: thousands of small ones would take a good part of a training step.
+    """
+    found: list[Any] = [None] * len(tensors)
+    kinds: dict[Any, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+    for k, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor):
+            kinds[tensor.device, tensor.dtype].append((k, tensor.detach()))
+        elif tensor is not None:
+            found[k] = np.array(tensor)
+    for (_, dtype), own in kinds.items():
+        whole = torch.cat([t.reshape(-1) for _, t in own]).to(torch.float32 if dtype.is_floating_point else torch.int64)
+        values, end = whole.cpu().numpy(), 0
+        for k, tensor in own:
+            start, end = end, end + tensor.numel()
+            found[k] = values[start:end]
+    return found
 
 
 @cache
 def at_random(name: str, size: int) -> np.ndarray:
     """Indices of entries of a tensor that depend on its name and size alone."""
     return np.unique(np.random.default_rng(zlib.crc32(name.encode())).integers(0, size, min(AT_RANDOM, size)))
+
+
+def _largest(gradient: torch.Tensor) -> torch.Tensor:
+    """Where the largest entries of a flattened matrix are. They lie in the rows with the largest."""
+    rows = gradient.reshape(len(gradient), -1)
+    few = torch.linalg.vector_norm(rows, torch.inf, dim=1).topk(min(LARGEST, len(rows))).indices
+    at = rows[few].abs().reshape(-1).topk(LARGEST).indices
+    return few[at // rows.shape[1]] * rows.shape[1] + at % rows.shape[1]

@@ -189,6 +189,9 @@ def rows(x: Examined, out: Outcome) -> None:
         for what, rows_ in explain.of_rows([t for _, t in wrong], of, record, x.tokenizer).items():
             if sum(a != b for a, b in zip(seen, rows_, strict=True)) <= explain.REST * len(wrong):
                 return out.fail("prompt-incomplete", what=what)
+        for what, mask in explain.MASKS.items():
+            if seen == [made(t.token_ids, mask(list(t.loss_mask))) for _, t in wrong]:
+                return out.fail("loss-mask-wrong", what=what)
         return out.fail("loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
     pairs = [(r.sampling_logprobs, t.logprobs) for r, t in known if r.sampling_logprobs is not None]
     other = sum(not np.allclose(a, b, 0, 1e-6) for a, b in pairs)
@@ -413,7 +416,8 @@ def advantage(x: Examined, out: Outcome) -> None:
             lost = len(record.rows) - len(known)
             return out.fail("not-finite", f"{lost} of {len(record.rows)} rewards are no finite numbers")
         if wrong:
-            return out.fail("advantages-wrong")
+            case = explain.of_advantages(known, s, seen, expected)
+            return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
 
 
 # 4. Loss

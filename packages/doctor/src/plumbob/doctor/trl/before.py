@@ -353,7 +353,7 @@ def _of_kinds(
     found.pays = fmean(more) > TOLERANCE if more else None
     paid_ = [most[i] - sums[WRONG][i] for i in cells[WRONG] if most[i] > silence[i] + TOLERANCE]
     if (few := sum(one > TOLERANCE for one in paid_)) and 2 * few < len(paid_) and min(paid_) >= -TOLERANCE:
-        told = f"in {few} of {len(paid_)} tasks the answer of {best[0]!r} earns more than that of another row, in the others as much"
+        told = f"in {few} of {len(paid_)} tasks the answer of {best[0]!r} earns more than another row's, else as much"
         return [Finding.of("right answers earn more than those of other rows", "reward-wrong", True, told, "grading")]
     if found.pays:
         hand.golds = golds

@@ -120,6 +120,13 @@ BAD: dict[str, tuple[Rows, Plan]] = {
     "little": (run(always(groups__count=1, groups__zero_signal=0, groups__all_fail=0, groups__all_pass=0)), PLAN),
     "memory": (run(always(memory__resident_gib=lambda step, own: own + 1.9 * step)), PLAN),
     "held-out": (run(lambda step, row: {"eval/greedy": 0.8 - step / 60} if step % 10 == 0 else {}), Plan(held_out=128)),
+    "keeps": (
+        run(
+            late(30, reward__mean=0.1, rollout__truncated_share=0.4, optimizer__grad_norm=1.0, groups__count=64),
+            steps=31,
+        ),
+        PLAN,
+    ),
     "lasts": (
         run(
             always(
@@ -161,11 +168,6 @@ def test_no_row_speaks_on_a_run_that_stands_still() -> None:
         assert failed(run(flat, steps=60, seed=seed), PLAN) == {}
 
 
-def test_a_policy_that_breaks_in_one_step() -> None:
-    change = late(30, reward__mean=0.05, rollout__truncated_share=0.4, optimizer__grad_norm=1.0, groups__count=64)
-    assert "lasts" in failed(run(change, steps=30 + WINDOW), PLAN)
-
-
 def test_a_learning_rate_that_jumps() -> None:
     told = failed(run(late(8, optimizer__learning_rate=lambda step, own: 30 * own), steps=12), PLAN)
     assert "in step 9 the learning rate is" in told["rate-lasts"]
@@ -197,9 +199,7 @@ def test_rows_wait_for_their_steps_and_metrics() -> None:
     trends = Trends(PLAN)
     trends.add(healthy(1))
     unsure = [finding.check for finding in trends.findings() if finding.verdict == "unsure"]
-    assert (
-        "the reward does not fall while the policy drifts" in unsure and "the saved model is the trained one" in unsure
-    )
+    assert "the policy keeps what it has learned" in unsure and "the saved model is the trained one" in unsure
 
 
 def test_patience_lets_rows_speak_earlier() -> None:

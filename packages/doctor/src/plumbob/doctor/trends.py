@@ -6,12 +6,18 @@ missing is not examined. Nothing here needs torch.
 
 One budget of false alarms holds for the whole table: wherever chance alone could refute a row, the difference must exceed
 `SURE` standard errors. Conditions that only excuse a run, such as a rising reward, may be met by chance; that delays a finding.
+
+    trends = Trends(Plan(num_steps=200))
+    for row in rows:                     # of metrics.jsonl
+        for finding in trends.add(row):  # what is refuted in this step for the first time
+            print(finding.evidence)
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -354,23 +360,63 @@ def hacked(n: Numbers) -> str | None:
     return f"from step {best_step} to {step} the held-out reward goes {best:.3f} -> {now:.3f}, the training reward by {rise:+.3f}"
 
 
+DRIFTS = ("policy/entropy", "rollout/sampled_tokens")
+BROKEN_CUT = 0.08
+"""Rise of the share of rollouts that limits cut off, which is a sign of a policy that breaks."""
+
+
+def breaks(n: Numbers) -> str | None:
+    """In one step."""
+    before, row = n.rows[-1 - 2 * WINDOW : -1], n.rows[-1]
+    if len(before) < 2 * WINDOW or n.broken is not None or failing([row]):
+        return None
+    reward, now = median(before, "reward/mean"), number(row, "reward/mean")
+    groups = max(number(row, "groups/count"), 1.0)
+    if reward - now <= max(0.3 * reward, 0.1 * n.scale, SURE * n.error([row])):
+        return None
+    usual = median(before, "rollout/truncated_share")
+    cut, by_chance = number(row, "rollout/truncated_share") - usual, max(usual, 1 / groups)
+
+    def outside(name: str) -> float:
+        values, value = [number(r, name) for r in before], number(row, name)
+        return times(median(before, name), value) if not min(values) <= value <= max(values) else 1.0
+
+    norm, entropy, length = (outside(name) for name in ("optimizer/grad_norm", *DRIFTS))
+    signs = (
+        cut > max(BROKEN_CUT, SURE * math.sqrt(by_chance * max(1 - by_chance, 0.0) / groups)),
+        norm > 2.5,
+        *(not 1 / 1.5 < factor < 1.5 for factor in (entropy, length)),
+    )
+    if sum(signs) < 2:
+        return None
+    return (
+        f"step {n.steps} against the {len(before)} steps before: reward {reward:.3f} -> {now:.3f}, cut off {cut:+.0%}, gradient "
+        f"norm {norm:.2g} times, entropy {entropy:.2g} times, length {length:.2g} times"
+    )
+
+
 def decays(n: Numbers) -> str | None:
+    """Over many steps."""
     if n.steps < LATE or n.solved or n.broken is not None or failing(n.last):
         return None
     best = n.rows[n.best[0] : n.best[0] + WINDOW]
     before, now = mean(best, "reward/mean"), mean(n.last, "reward/mean")
-    entropy, length = (
-        times(mean(best, name), mean(n.last, name)) for name in ("policy/entropy", "rollout/sampled_tokens")
-    )
+    entropy, length = (times(mean(best, name), mean(n.last, name)) for name in DRIFTS)
     cut = mean(n.last, "rollout/truncated_share") - mean(best, "rollout/truncated_share")
     drifts = cut > CUT or any(not 0.5 < factor < 2 for factor in (entropy, length))
+    shifts = [number(r, "policy/good_rollouts_shift") for r in n.rows if "policy/good_rollouts_shift" in r][-20:]
+    fall = -statistics.fmean(shifts) if len(shifts) >= LATE else 0.0
+    sure_fall = fall > max(1e-3, SURE * statistics.stdev(shifts) / math.sqrt(len(shifts))) if fall > 0 else False
     # The best of many windows is best by chance as well, which adds about two standard errors.
     lost = before - now > max(0.3 * abs(before), 0.1 * n.scale, (SURE + 2) * n.error(best, n.last)) and not n.gained()
-    said = (
+    slow = any(not 1 / 1.3 < factor < 1.3 for factor in (entropy, length)) or cut > BROKEN_CUT
+    if not (lost and drifts) and not (sure_fall and slow and n.change() <= 0):
+        return None
+    return (
         f"reward {before:.3f} -> {now:.3f} since the best {WINDOW} steps, entropy {entropy:.2g} times, length {length:.2g} times, "
         f"cut off {cut:+.0%}"
+        + (f", and a step makes good rollouts less likely by {fall:.2g} nats a token" if sure_fall else "")
     )
-    return said if lost and drifts else None
 
 
 @dataclass(frozen=True)
@@ -423,6 +469,7 @@ TRENDS: tuple[Trend, ...] = (
     Trend("memory", "memory lasts to the run's end", "memory-grows", memory,
           ("memory/peak_gib", "memory/resident_gib"), LATE + WINDOW),
     Trend("held-out", "the held-out reward follows the training reward", "reward-hacked", hacked, ("eval/greedy",)),
+    Trend("keeps", "the policy keeps what it has learned", "policy-breaks", breaks, ("reward/mean",), 2 * WINDOW + 1),
     Trend("lasts", "the reward does not fall while the policy drifts", "policy-breaks", decays, ("reward/mean",), LATE),
 )  # fmt: skip
 """The table, in the order of the data."""

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+import transformers
 from plumbob.trainer.config.bundled_models import bundled_folder
 
 trl = pytest.importorskip("trl")
@@ -926,6 +927,32 @@ def never_calls() -> dict[str, Any]:
     return {**given, "max_completion_length": 32, "max_steps": 6, "reward": by_length}
 
 
+class Averages(transformers.TrainerCallback):
+    """Copies a moving average of the weights over them after each step."""
+
+    kept: dict[str, torch.Tensor] | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        own = {name: p.data for name, p in model.named_parameters()}
+        self.kept = self.kept or {name: p.clone() for name, p in own.items()}
+        for name, average in self.kept.items():
+            own[name].copy_(average.lerp_(own[name], 0.02))
+
+
+def same_result(given: dict[str, Any]) -> dict[str, Any]:
+    """A tool that remembers its first result for all calls."""
+
+    def lookup(key: str) -> str:
+        """Look up a key in the table. Returns the next key or the value.
+
+        Args:
+            key: The key.
+        """
+        return "the next key is b7"
+
+    return {**given, "given": {**given["given"], "tools": [lookup]}}
+
+
 def frozen_adapter() -> dict[str, Any]:
     """An adapter as PEFT loads it by default: none of its tensors is trained."""
     from peft import LoraConfig, get_peft_model
@@ -1066,6 +1093,11 @@ FAULTS = (
         "reward": object_, "data": asked(lambda i: f"Write {i} as JSON.", lambda i: json.dumps({"number": i}))}),
     Fault("the answer is right where two agree", ("reward-wrong",), "",
           lambda: {"reward": turned, "data": asked(lambda i: f"Which time is {i}?", lambda i: f"{i}:{i + 50 * (i % 3 > 0)}")}),
+    Fault("one search for all", ("tool-results-wrong",), "", lambda: same_result(tools())),
+    Fault("an average is copied over the weights", ("update-differs-from-settings",), "",
+          lambda: {"given": {"callbacks": [Averages()]}}),
+    Fault("rendered prompts are cut", ("prompt-incomplete",), "", lambda: {
+        "data": Dataset.from_list([{"prompt": f"<|im_start|>user\nWhat is {i} +", "answer": str(2 * i + 3)} for i in range(32)])}),
     Fault("four rows again and again", ("few-distinct-tasks",), "",
           lambda: {"data": Dataset.from_list(rows(4).to_list() * 16)}),
     Fault("truncated completions are trained", ("loss-mask-wrong",), "",

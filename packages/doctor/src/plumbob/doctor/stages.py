@@ -627,6 +627,8 @@ def trained_tensors(x: Examined, out: Outcome) -> None:
 @_stage("optimizer", "weights change as AdamW with the settings changes them", limit=UPDATE)
 def update(x: Examined, out: Outcome) -> None:
     record = x.record
+    if found := _replaced(x):
+        return out.fail("update-differs-from-settings", found)
     for k, one in enumerate(record.updates):
         tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
         norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
@@ -636,6 +638,17 @@ def update(x: Examined, out: Outcome) -> None:
                 return
     if not out.evidence:
         out.skip("no weights were recorded")
+
+
+def _replaced(x: Examined) -> str:
+    """What tells that weights are others when a step updates them than the step before has left them; "" if they are not."""
+    left, found = {t.name: t for u in (x.previous.updates[-1:] if x.previous else ()) for t in u.tensors}, list[bool]()
+    for now in x.record.updates[0].tensors if x.record.updates else ():
+        if (then := left.get(now.name)) is not None and len(then.after):
+            _, a, b = np.intersect1d(then.indices, now.indices, return_indices=True)
+            found += (then.after[a] != now.before[b]).tolist()
+    told = f"{sum(found)} of {len(found)} recorded weights are others when step {x.record.step + 1} updates them"
+    return f"{told} than step {x.record.step} has left them" if 2 * sum(found) > len(found) else ""
 
 
 def _update_differs(

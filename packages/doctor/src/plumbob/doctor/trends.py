@@ -171,7 +171,7 @@ def cut_off(n: Numbers) -> str | None:
 def tiny_scaled(n: Numbers) -> str | None:
     tiny, size = mean(n.last, "groups/tiny_spread_share"), mean(n.last, "advantage/mean_abs")
     said = f"{tiny:.0%} of the groups with a signal have rewards within 2% of each other; mean |advantage| {size:.2f}"
-    return said if n.plan.scale == "group" and tiny > 0.25 else None
+    return said if n.plan.scale == "group" and tiny > 0.5 else None
 
 
 def kl_pull(n: Numbers) -> str | None:

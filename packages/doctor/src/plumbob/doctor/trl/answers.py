@@ -28,6 +28,8 @@ LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
 ROUNDS = 3
 """Fewest generations after which a reward that has never differed is judged."""
+WORDS = 3
+"""Fewest words of a result which should depend on what was asked."""
 FEW = 5
 """Fewest right answers, beside those of other groups, with which rewards are compared."""
 
@@ -159,26 +161,34 @@ class Answers:
 
 
 class Results:
-    """Counts what the model's calls of each tool get."""
+    """What the model's calls of each tool get."""
 
     def __init__(self, tools: Sequence[Any]) -> None:
         named: Mapping[str, Any] = {getattr(tool, "__name__", ""): tool for tool in tools if callable(tool)}
         # A tool that says of itself that it returns nothing is there for what it does.
         returns = {n: getattr(tool, "__annotations__", {}).get("return") for n, tool in named.items()}
-        self.empty = {name: list[bool]() for name, kind in returns.items() if kind}
+        self.got = {name: list[tuple[str, str]]() for name, kind in returns.items() if kind}
+        """Of each, what calls got, and what they asked."""
 
     def add(self, played: Sequence[Played], step: int) -> list[Finding]:
         """Take in the completions that were generated together in step `step` (from 0)."""
-        for message in [m for one in played for m in one.messages] if self.empty else ():
-            if message.answers is not None and message.answers.name in self.empty and not says_failed(message.text):
-                self.empty[message.answers.name].append(says_nothing(message.text))
-        return [
-            Finding.of(
-                f"results of the tool {tool!r} say something", "tool-results-wrong", all(empty),
-                f"of {len(empty)} calls of {tool!r} {sum(empty)} get an empty result", "tools", step + 1,
+        for message in [m for one in played for m in one.messages] if self.got else ():
+            if message.answers is not None and message.answers.name in self.got and not says_failed(message.text):
+                self.got[message.answers.name].append((message.text, str(message.answers.arguments)))
+        found = list[Finding]()
+        for tool, got in self.got.items():
+            empty, texts = sum(says_nothing(text) for text, _ in got), {text for text, _ in got}
+            # A few words, such as "saved", may answer everything.
+            same = (
+                len(texts) == 1
+                and len(next(iter(texts)).split()) >= WORDS
+                and len({asked for _, asked in got}) >= LEAST
             )
-            for tool, empty in self.empty.items() if len(empty) >= 2 * LEAST
-        ]  # fmt: skip
+            told = f"of {len(got)} calls of {tool!r} {empty} get an empty result; {len(texts)} different ones in all"
+            if len(got) >= 2 * LEAST:
+                check, wrong = f"results of the tool {tool!r} say something", empty == len(got) or same
+                found.append(Finding.of(check, "tool-results-wrong", wrong, told, "tools", step + 1))
+        return found
 
 
 class Shared:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from plumbob.doctor.environment import player
-from plumbob.doctor.environment.grading import HALF, NEARLY
+from plumbob.doctor.environment.grading import HALF, MOSTLY
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Message, Played, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
@@ -132,7 +132,7 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
     found.columns, found.namers = columns_of(trainer, tasks[0].handle)
     if score is not None:
         found.findings += _scored(trainer, matrix, score, found)
-    if found.columns and len(train) >= LEAST_ROWS:
+    if len(train) >= LEAST_ROWS and any(_names(f) & train[0].fields.keys() for f in trainer.reward_funcs):
         # Tools and environments may make different tasks of one prompt.
         alone = not trainer.tools and trainer.environment_factories is None and trainer.rollout_func is None
         different = len({(task.prompt, "" if alone else str(task.fields)) for task in train})
@@ -155,7 +155,7 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
     held = sum(any(g and places(g, task.prompt) for g in of) for task, of in zip(tasks, golds, strict=True))
     # Options that all prompts hold are no words to write about: who sends them back together must not be paid for each.
     options = len(every) > 2 and all(places(g, task.prompt) for task in tasks for g in every)
-    listed = options and echoed and fmean(echoed) > NEARLY
+    listed = options and echoed and fmean(echoed) > MOSTLY
     if echoed and (fmean(echoed) > 1 + TOLERANCE or (2 * held > len(tasks) and not listed)):
         matrix.cells.pop(ECHO)
     more = {"hidden"} if echoed and fmean(echoed) > HALF else set()
@@ -421,9 +421,11 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
             rendered(asked).rpartition(REPLY)[2].strip(),
             rendered(asked, True).removeprefix(rendered(asked)).strip(),
         )
-        if end and header and any(token in prompt for token in special):  # else a text that is to be gone on with
+        opening = rendered(asked).partition(REPLY)[0].strip().rpartition("\n")[2]
+        if end and header and opening and opening in prompt:  # else a text that is to be gone on with
             told = f"the prompt ends with {prompt[-40:]!r}; the template opens a turn with {header!r}"
-            add("prompts that are rendered open the assistant's turn", prompt.rstrip().endswith(end), told)
+            closed = prompt.rstrip().endswith(end) or header not in prompt
+            add("prompts that are rendered open the assistant's turn", closed, told)
         return found
     whole, closed = rendered(prompt, True), rendered(prompt)
     if tools:

@@ -123,7 +123,7 @@ CHANGES: list[tuple[str, Change, str, str, str]] = [
         "loss-differs-from-settings",
         "entropy",
     ),
-    ("no update", tensors(put("after", lambda t: t.before)), "optimizer", "update-differs-from-settings", ""),
+    ("no update", tensors(put("after", lambda t: t.before)), "optimizer", "update-differs-from-settings", "no change"),
     (
         "half the rate",
         tensors(put("after", lambda t: t.before + 0.5 * (t.after - t.before))),

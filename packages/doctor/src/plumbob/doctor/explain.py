@@ -316,6 +316,9 @@ def of_gradient(observed: np.ndarray, parts: Sequence[np.ndarray], before: np.nd
 
 def of_update(change: Callable[[float], np.ndarray], observed: np.ndarray) -> Conditions:
     """`change`: [E] the right change of the weights at so many times the learning rate. `observed` [E]."""
-    by = factor(observed, change(1.0))
+    cause, right = "update-differs-from-settings", change(1.0)
+    yield cause, "no change", np.zeros(len(observed))
+    yield cause, "an update against the descent", -right
+    by = factor(observed, right)
     if math.isfinite(by) and by > 1e-6:
         yield "schedule-hides-rate", f"{by:.3g} times the learning rate", change(by)

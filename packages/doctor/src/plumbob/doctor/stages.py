@@ -22,7 +22,7 @@ import torch
 from plumbob.doctor import explain
 from plumbob.doctor.explain import Conditions, Scored, slices
 from plumbob.doctor.measuring import on_host
-from plumbob.doctor.record import LossTrial, Rollout, Row, StepRecord, TensorSample, TrainedRow, Update
+from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
 from plumbob.doctor.reference import formulas
 from plumbob.doctor.reference import rows as reference
 from plumbob.doctor.reference.model import Live, Plain, load, of_tokens, plain_name
@@ -404,10 +404,7 @@ def advantage(x: Examined, out: Outcome) -> None:
     expected, own = formulas.advantages(known, s), np.array([row.advantage for row in known])
     late = np.array([given.get(i, row.advantage) for i, row in zip(numbers, known, strict=True)])
     scale = max(1e-12, float(np.abs(expected).max(initial=0)), float(np.abs(own).max(initial=0)))
-    # What rounding in float32 can change: a division makes much of it where rewards are nearly equal.
-    ulp = 4 * float(np.spacing(np.float32(max((abs(row.reward) for row in known), default=0.0))))
-    nudged = [dataclasses.replace(row, reward=row.reward + ulp * (-1) ** k) for k, row in enumerate(known)]
-    rounded = np.abs(formulas.advantages(nudged, s) - expected) / scale
+    rounded = _rounded_rewards(known, s) / scale
     for seen, where in ((own, "advantages"), (late, "advantages that the loss is given")):
         gaps = np.maximum(np.abs(seen - expected) / scale - rounded, 0)
         out.gap, wrong = float(gaps.max(initial=0)), int((~(gaps <= ADVANTAGE)).sum())
@@ -418,6 +415,17 @@ def advantage(x: Examined, out: Outcome) -> None:
         if wrong:
             case = explain.of_advantages(known, s, seen, expected)
             return out.explained(case, seen, expected, "advantages-wrong", 1e-6 * scale)
+
+
+def _rounded_rewards(rows: Sequence[Row], settings: Settings) -> np.ndarray:
+    """[B] what float32 can change of an advantage: a division makes much of the rounding of nearly equal rewards."""
+    rewards, groups = np.array([row.reward for row in rows]), np.array([row.group for row in rows])
+    rounding = 4 * np.spacing(np.float32(np.abs(rewards).max(initial=0)))
+    if settings.scale == "none":
+        return np.full(len(rows), rounding)
+    batch = settings.scale.startswith("batch")
+    spread = [float(np.std(rewards if batch else rewards[groups == row.group])) for row in rows]
+    return rounding / (np.array(spread) + settings.scale_epsilon)
 
 
 # 4. Loss

@@ -60,6 +60,9 @@ def test_semantic_and_hybrid_pass_their_bars_and_hybrid_passes_both_arms(bench, 
 
 @pytest.mark.slow
 def test_bm25_is_fast_enough_for_a_tool_call(bench, records):
-    # The best of three, and with much room, for other work on the machine only ever slows it down.
-    best = [min(column) for column in zip(*(bench.times("bm25", records) for _ in range(3)), strict=True)]
-    assert best[0] <= 5.0 and best[1] <= 0.5
+    # Beside a library of which every search reads all documents, because other work on the machine slows both down.
+    def best(name):
+        return [min(column) for column in zip(*(bench.times(name, records) for _ in range(3)), strict=True)]
+
+    (first, later), (plain_first, plain_later) = best("bm25"), best(bench.BASELINES[0])
+    assert first <= 5 * plain_first and later <= 2 * plain_later, (first, later, plain_first, plain_later)

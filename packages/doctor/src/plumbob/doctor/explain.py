@@ -112,9 +112,10 @@ def of_rows(
         whole = made([t.token_ids[i] for i in kept], [mask[i] for i in kept])
         found["rows without the header before the later turns"].append(whole)
         for missing, ids in rows.prompts(record, rollout, tokenizer):
-            row = made([*ids, *t.token_ids[start:]], [*[False] * len(ids), *mask[start:]])
-            found[f"a prompt without {missing}" if missing else ""].append(row)
-    return {what: those for what, those in found.items() if what and len(those) == len(truths)}
+            if missing:
+                row = made([*ids, *t.token_ids[start:]], [*[False] * len(ids), *mask[start:]])
+                found[f"a prompt without {missing}"].append(row)
+    return {what: those for what, those in found.items() if len(those) == len(truths)}
 
 
 # Draws: log-probabilities of tokens under what an engine can make of the model's distribution. Whatever tokens are drawn from the

@@ -340,7 +340,8 @@ def _of_kinds(
     hand.golds = golds = [_said(task, best[0], "{}", best[2]) for task in tasks]
     cells = {PERFECT: _played(tasks, texts, parts, earned.names)}
     known = Known(hand, {**matrix.cells, **cells})
-    kinds = KINDS | {k: OTHERS[k] for k in (WORKED, NUMBERS) if all(map(_works, tasks))}
+    working = (WORKED, NUMBERS) if all(map(_works, tasks)) else ()
+    kinds = KINDS | {kind: OTHERS[kind] for kind in working}
     turns = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in kinds.items()}
     made = {kind: [own[-1].text if own else None for own in of] for kind, of in turns.items()}
     hand.golds = [""] * len(tasks)
@@ -349,11 +350,11 @@ def _of_kinds(
     cells |= {kind: _played(tasks, made[kind], own, earned.names) for kind, own in zip(made, second, strict=True)}
     sums = dict(zip(made, earned.sums(second), strict=True))
     # Which of these texts are right is known where that of another row earns less.
-    more = [float(most[i] - sums[WRONG][i]) for i in cells[WRONG]]
-    found.pays = fmean(more) > TOLERANCE if more else None
-    paid_ = [most[i] - sums[WRONG][i] for i in cells[WRONG] if most[i] > silence[i] + TOLERANCE]
-    if (few := sum(one > TOLERANCE for one in paid_)) and 2 * few < len(paid_) and min(paid_) >= -TOLERANCE:
-        told = f"in {few} of {len(paid_)} tasks the answer of {best[0]!r} earns more than another row's, else as much"
+    more = {i: float(most[i] - sums[WRONG][i]) for i in cells[WRONG]}
+    found.pays = fmean(more.values()) > TOLERANCE if more else None
+    judged = [one for i, one in more.items() if most[i] > silence[i] + TOLERANCE]
+    if (few := sum(one > TOLERANCE for one in judged)) and 2 * few < len(judged) and min(judged) >= -TOLERANCE:
+        told = f"in {few} of {len(judged)} tasks the answer of {best[0]!r} earns more than another row's, else as much"
         return [Finding.of("right answers earn more than those of other rows", "reward-wrong", True, told, "grading")]
     if found.pays:
         hand.golds = golds

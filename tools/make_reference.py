@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import STAGES, Stage
-from plumbob.doctor.format import NEEDS, schema
+from plumbob.doctor.format import schema
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.config.options import choices_of, flag, grouped, helps, without_none
 from plumbob.trainer.config.sft import SftConfig
@@ -159,19 +159,15 @@ def records_page() -> list[str]:
         "transformers can load: it gives the tokenizer, and in the first step the weights.",
         "",
         "```",
-        "python -m plumbob.doctor validate FILE     # a sentence for each mistake; the stages that the fields suffice for",
-        "python -m plumbob.doctor FILE_OR_FOLDER    # what is wrong with the run",
+        "python -m plumbob.doctor validate FILE     # a sentence for each mistake",
+        "python -m plumbob.doctor FILE_OR_FOLDER    # what is wrong with the run, and what was not examined",
         "```",
         "",
         "B: rows of a step. T: tokens of a row, n of them sampled. W: sampled entries of a weight tensor. Log-probabilities",
         "are in nats, of the distribution at the settings' temperature. A field is needed if it is in bold.",
         "",
-        "## Which stage needs what",
-        "",
-        "A stage without its fields is left out, and said to be. Record the first three steps, of which the first is compared",
+        "What is not recorded is not examined, and said to be. Record the first three steps, of which the first is compared",
         "with the model's own weights.",
-        "",
-        *table(["stage", "fields"], [[f"`{s}`", ", ".join(f"`{f}`" for f in fields)] for s, fields in NEEDS.items()]),
     ]
     for name in order:
         needed = kinds[name].get("required", ())

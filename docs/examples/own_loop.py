@@ -12,7 +12,7 @@ MODEL, FOLDER, GROUPS, GROUP, TOKENS, RATE, STEPS = sys.argv[1], Path(sys.argv[2
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
 model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
-settings = r.Settings(model=MODEL, temperature=1.0, max_tokens=TOKENS, group_size=GROUP, scale="none", loss="mine",
+settings = r.Settings(model=MODEL, temperature=1.0, max_tokens=TOKENS, group_size=GROUP, scale="none",
                       learning_rate=RATE, num_steps=STEPS, max_norm=1.0)  # fmt: skip
 sampling = r.Sampling(TOKENS, stop_token_ids=[tokenizer.eos_token_id])
 FOLDER.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ for step in range(STEPS):
         update.trained.append(r.TrainedRow(i, i, numbers(torch.full_like(own, row.advantage)), numbers(weights),
                               row.logprobs, row.logprobs, numbers(ratio), slopes=numbers(own.grad)))  # fmt: skip
     tensors = SampledTensors(dict(model.named_parameters()), optimizer)
-    update.norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_norm))
+    torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_norm)
     optimizer.step()
     optimizer.zero_grad()
     tensors.updated()

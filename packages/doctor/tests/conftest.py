@@ -65,7 +65,6 @@ def made(groups: int = 3, members: int = 4, tokens: int = 12, **settings: object
         assert lp is not None
         record.updates[0].trained.append(records.TrainedRow(i, i // 4, a, w, lp, lp, one, slopes=-a * w))
     record.updates[0].tensors = [made_tensor("first", random), made_tensor("second", random)]
-    record.updates[0].norm = float(np.sqrt(sum(t.gradient_norm**2 for t in record.updates[0].tensors)))
     ids = np.arange(9, dtype=np.int32)
     record.served = records.Served(ids, np.full(8, -1.0, np.float32), np.full(8, -1.0, np.float32))
     return record
@@ -78,7 +77,6 @@ def made_tensor(name: str, random: np.random.Generator) -> records.TensorSample:
     after = (before - 1e-3 * gradient / (np.abs(gradient) + 1e-8)).astype(np.float32)
     return records.TensorSample(
         name,
-        [20],
         np.arange(20),
         before,
         after,

@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 from plumbob.doctor import record as records
 from plumbob.doctor.__main__ import main, takes
-from plumbob.doctor.format import NEEDS, lacking, read_all
-from plumbob.doctor.reference.model import load
-from plumbob.doctor.reference.rows import load_tokenizer
-from plumbob.doctor.stages import STAGES, Examined
+from plumbob.doctor.format import read_all
 from plumbob.trainer.config.bundled_models import bundled_folder
 
 Made = Callable[..., Any]
@@ -41,9 +38,9 @@ def test_a_line_of_json_is_the_same_record(made_record: Made, tmp_path: Path) ->
 
 
 MISTAKES: tuple[tuple[Callable[[dict[str, Any]], object], str], ...] = (
-    (lambda x: x["settings"].update(modle="x"), "settings.modle: there is no field of this name"),
-    (lambda x: x["rows"][2].pop("reward"), "rows[2].reward: this field is missing"),
-    (lambda x: x["settings"].update(scale="grup"), "settings.scale: should be 'none', 'group', 'batch' or 'batch_rewards'"),
+    (lambda x: x["settings"].update(modle="x"), "settings.modle: Unexpected keyword argument"),
+    (lambda x: x["rows"][2].pop("reward"), "rows[2].reward: Field required"),
+    (lambda x: x["settings"].update(scale="grup"), "settings.scale: Input should be 'none', 'group', 'batch' or 'batch_rewards'"),
     (lambda x: x["rows"][1]["token_ids"].append(0.5), "rows[1].token_ids: holds numbers that are not of type int32"),
     (lambda x: x["rows"][1]["loss_mask"].pop(), "rows[1].loss_mask: has 18 entries, and token_ids 19"),
     (lambda x: x["rows"][0]["logprobs"].append(0.0), "rows[0].logprobs: has 7 entries, and loss_mask true for 6"),
@@ -73,7 +70,7 @@ def test_a_mistake_is_one_sentence_with_line_and_field(
     assert main([str(file)]) == 2
     assert said in capsys.readouterr().err
     file.write_text("[" * 100_000)
-    assert main(["validate", str(file)]) == 2 and "line 1: it is nested too deeply" in capsys.readouterr().err
+    assert main(["validate", str(file)]) == 2 and "line 1: it cannot be read: " in capsys.readouterr().err
 
 
 def test_files_that_are_no_records_are_an_error_of_their_user(
@@ -83,7 +80,7 @@ def test_files_that_are_no_records_are_an_error_of_their_user(
     assert "has no records" in capsys.readouterr().err
     (tmp_path / "a.jsonl").write_text("{no")
     assert main(["validate", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("a.jsonl, line 1: it is no JSON")
+    assert capsys.readouterr().err.startswith("a.jsonl, line 1: it cannot be read: ")
     (tmp_path / "step_00001.npz").write_bytes(b"nothing")
     assert main(["validate", str(tmp_path)]) == 2
     assert "is no record of a training step" in capsys.readouterr().err
@@ -114,50 +111,8 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_example_loop_writes_records_without_a_fault(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(healthy)]) == 0
-    assert "step_00002.npz: step 2, 16 rows; 13 of 15 stages" in capsys.readouterr().out
+    assert "step_00002.npz: step 2, 16 rows" in capsys.readouterr().out
     assert main([str(healthy)]) == 0, capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_stage_is_examined_with_the_fields_that_it_needs_and_not_without_them(healthy: Path) -> None:
-    _, record = next(iter(read_all(healthy)))
-    assert isinstance(record, records.StepRecord)
-    assert lacking(record) == {"reference_policy": ["rows.reference_logprobs"], "served": ["served"]}
-    plain, tokenizer = load(record.settings), load_tokenizer(record.settings)
-    by_name = {stage.__name__: stage for stage in STAGES}
-    assert list(NEEDS) == [name for name in by_name if name in NEEDS]
-    for name, fields in NEEDS.items():
-        if name in lacking(record):
-            continue
-        whole = by_name[name](Examined(record, plain, tokenizer))
-        assert whole.verdict == "pass", whole
-        for field in fields:
-            if (
-                not field.startswith("settings")
-                and " or " not in field
-                and not field.endswith((".token_ids", ".loss_mask"))
-            ):
-                less = as_json(record)
-                without(less, field)
-                assert name in lacking(records_of(less)), (name, field)
-
-
-def without(value: Any, field: str) -> None:
-    name, _, rest = field.partition(".")
-    for one in value if isinstance(value, list) else [value]:
-        if rest:
-            without(one[name], rest)
-        else:
-            one[name] = type(one[name])() if isinstance(one[name], list | str) else None
-
-
-def records_of(given: dict[str, Any]) -> Any:
-    from plumbob.doctor.record import adapter
-
-    try:
-        return adapter().validate_python(given)
-    except ValueError:
-        return records.StepRecord(0, records.Settings())
 
 
 FAULTS = {

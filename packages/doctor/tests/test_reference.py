@@ -88,7 +88,7 @@ def test_three_updates_are_those_of_torch() -> None:
         parameter.grad = torch.tensor(values, dtype=torch.float64)
         norm = float(np.linalg.norm(values))
         one = TensorSample(
-            "w", [3], at, weights, weights, np.array(values), norm, 0.1, moments_before=moments, updates=step + 1
+            "w", at, weights, weights, np.array(values), norm, 0.1, moments_before=moments, updates=step + 1
         )
         weights = weights + change([one], norm, step, s)
         torch.nn.utils.clip_grad_norm_([parameter], 1.0)

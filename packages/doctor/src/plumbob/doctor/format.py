@@ -1,4 +1,4 @@
-"""The documented form of records: what a file must hold, one sentence for each mistake in it, and what its stages need.
+"""The documented form of records: what a file must hold, and one sentence for each mistake in it.
 
 A file of records is the `.npz` file of one step that `record.write` makes, or a `.jsonl` file with one step a line, in which
 arrays are lists. Its JSON schema is that of the dataclasses of `plumbob.doctor.record`.
@@ -19,24 +19,6 @@ from pydantic import ValidationError
 
 MOST_MISTAKES = 20
 """Most sentences about one record."""
-NEEDS: dict[str, tuple[str, ...]] = {
-    "prompts": ("settings.model", "rollouts.requests", "rollouts.messages"),
-    "rows": ("rollouts.requests", "rows.token_ids", "rows.loss_mask"),
-    "engine_logprobs": ("settings.model", "settings.temperature", "rows.sampling_logprobs or rollouts.requests"),
-    "trainer_logprobs": ("settings.model", "settings.temperature", "rows.logprobs"),
-    "draws": ("settings.model", "rollouts.requests"),
-    "pairing": ("rollouts.task", "rollouts.reward", "rows.rollout", "rows.group", "rows.reward"),
-    "advantage": ("rows.reward", "rows.advantage", "settings.group_size", "settings.scale", "settings.baseline"),
-    "reference_policy": ("settings.kl_beta", "rows.reference_logprobs"),
-    "weights": ("settings.reduction", "updates.members", "updates.trained.weights"),
-    "corrections": ("settings.correction", "rows.sampling_logprobs", "updates.trained.corrections"),
-    "slopes": ("settings.bound", "updates.trained.slopes"),
-    "gradient": ("settings.model", "updates.trained.slopes", "updates.tensors.gradient"),
-    "trained_tensors": ("settings.model", "updates.tensors"),
-    "update": ("settings.learning_rate", "settings.schedule", "updates.tensors.before", "updates.tensors.after"),
-    "served": ("served",),
-}
-"""Stage of `plumbob.doctor.stages` -> the fields without which it is not examined, in the order of the data."""
 
 
 def schema() -> dict[str, Any]:
@@ -76,28 +58,15 @@ def _checked(given: Path | str) -> StepRecord | list[str]:
         made = json.loads(given) if isinstance(given, str) else dataclasses.asdict(records.read(given))
         record = adapter().validate_python(made)
     except ValidationError as error:
-        return [f"{_field(one['loc'])}{_said(one)}" for one in error.errors()][:MOST_MISTAKES]
-    except json.JSONDecodeError as error:
-        return [f"it is no JSON: {error}"]
-    except RecursionError:
-        return ["it is nested too deeply"]
-    except (ValueError, TypeError) as error:
-        return [str(error)]
+        return [_field(one["loc"]) + one["msg"].removeprefix("Value error, ") for one in error.errors()][:MOST_MISTAKES]
+    except (ValueError, TypeError, RecursionError) as error:
+        return [f"it cannot be read: {error}"]
     return list(_contradictions(record))[:MOST_MISTAKES] or record
 
 
 def _field(place: Sequence[str | int]) -> str:
     text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).removeprefix(".")
     return f"{text}: " if text else ""
-
-
-def _said(error: Any) -> str:
-    match error["type"]:
-        case "missing":
-            return "this field is missing"
-        case "unexpected_keyword_argument":
-            return "there is no field of this name"
-    return error["msg"].removeprefix("Value error, ").replace("Input should", "should")
 
 
 def _contradictions(x: StepRecord) -> Iterator[str]:
@@ -142,21 +111,3 @@ def _lengths(place: str, thing: Any, names: Sequence[str], expected: int, of: st
         values = getattr(thing, name)
         if values is not None and values.shape[-1] != expected:
             yield f"{place}.{name}: has {values.shape[-1]} entries, and {of} {expected}"
-
-
-def lacking(x: StepRecord) -> dict[str, list[str]]:
-    """Stage -> the fields of `NEEDS` that a record does not have, of the stages that cannot be examined for it."""
-    given = json.loads(json.dumps(dataclasses.asdict(x), default=lambda array: array.size or None))
-    missing = {name: [field for field in fields if not _has(given, field)] for name, fields in NEEDS.items()}
-    return {name: fields for name, fields in missing.items() if fields}
-
-
-def _has(value: Any, field: str) -> bool:
-    """Whether a field, or one of those between "or", is filled anywhere. Settings and numbers of 0 are."""
-    if " or " in field:
-        return any(_has(value, one) for one in field.split(" or "))
-    name, _, rest = field.partition(".")
-    if isinstance(value, list):
-        return any(_has(one, field) for one in value)
-    value = value.get(name) if isinstance(value, dict) else None
-    return _has(value, rest) if rest else value is not None and value not in ([], "")

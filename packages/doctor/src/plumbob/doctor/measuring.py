@@ -42,7 +42,6 @@ class SampledTensors:
         self.samples = [
             TensorSample(
                 name,
-                list(parameter.shape),
                 places[k],
                 before=before[k],
                 after=np.zeros(0, np.float32),

@@ -111,8 +111,6 @@ class Rollout:
     task: str
     """Key of its task: two rollouts have the same one exactly if they were given the same task."""
     reward: float
-    rewards: dict[str, float] = field(default_factory=dict)
-    """Components of the reward, weights applied."""
     requests: list[Request] = field(default_factory=list)
     """In order. Empty if another process played this rollout."""
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -151,8 +149,6 @@ class Row:
     """[n] float32: the trainer's, under the step's first weights. None if this process did not compute the row."""
     reference_logprobs: Numbers | None = None
     """[n] float32: under the reference policy."""
-    kl_sum: float | None = None
-    """With a KL penalty in the reward: the estimated divergence of the row, in nats."""
 
 
 @dataclass
@@ -202,7 +198,6 @@ class TensorSample:
     """W entries of one trained tensor: before and after an optimizer step, and what the optimizer had of them."""
 
     name: str
-    shape: list[int]
     indices: Annotated[np.ndarray, Of("int64")]
     """[W] int64: of the entries in the flattened tensor."""
     before: Numbers
@@ -228,8 +223,6 @@ class Update:
     trained: list[TrainedRow] = field(default_factory=list)
     members: list[int] = field(default_factory=list)
     """Indices of all rows of the minibatch, those without a gradient included: token weights are computed from them."""
-    norm: float = 0.0
-    """Norm of the whole gradient before clipping."""
     tensors: list[TensorSample] = field(default_factory=list)
     trial: LossTrial | None = None
 
@@ -286,8 +279,6 @@ class Settings:
     """What the user's own function computes, "advantages" or "loss", and where that function is. It is not examined."""
 
     # Loss
-    loss: str = ""
-    """The trainer's own name of the loss."""
     reduction: Literal["rows", "constant", "minibatch_tokens", "step_tokens"] = "rows"
     """A token's weight: 1 / (rows of the minibatch x tokens of its row), 1 / (rows x max_tokens), 1 / tokens of the minibatch,
     or number of minibatches / tokens of the step."""
@@ -297,7 +288,6 @@ class Settings:
     epsilon_high: float = 0.2
     delta: float | None = None
     kl_beta: float = 0.0
-    kl_place: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_ratio: bool = True
     """Whether the KL term is multiplied with the importance ratio, which has no slope of its own there."""

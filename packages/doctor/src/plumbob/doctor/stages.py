@@ -59,10 +59,6 @@ class Outcome:
     def skip(self, why: str) -> None:
         self.verdict, self.evidence = "not examined", why
 
-    def __str__(self) -> str:
-        told = f"{self.verdict}: {self.check} ({self.evidence})"
-        return f"{told} -> {self.cause}{f': {self.what}' if self.what else ''}" if self.cause else told
-
 
 @dataclass
 class Examined:
@@ -131,6 +127,8 @@ def _stage(name: str, check: str, limit: float = 0.0) -> Callable[[Judge], Stage
         def stage(x: Examined) -> Outcome:
             out = Outcome(name, check, limit=limit)
             judge(x, out)
+            if out.verdict == "pass" and not out.evidence:
+                out.skip("nothing of it was recorded")
             return out
 
         STAGES.append(stage)
@@ -469,8 +467,7 @@ def weights(x: Examined, out: Outcome) -> None:
         if len(members) < len(update.members) or any(t.row < 0 for t in update.trained):
             return out.fail("row-not-what-was-sampled", "a row of the update is none of the step's")
         expected = dict(zip(update.members, formulas.weights(members, record.rows, s), strict=True))
-        kl = s.kl_beta > 0 and s.kl_place == "loss"
-        due = {i for i in update.members if expected[i] and (record.rows[i].advantage or kl)}
+        due = {i for i in update.members if expected[i] and (record.rows[i].advantage or s.kl_beta > 0)}
         left = due - {t.row for t in update.trained}
         if record.processes == 1 and update.trained and left:
             told = f"{len(left)} of {len(due)} rows with an advantage are not trained"
@@ -497,7 +494,7 @@ def corrections(x: Examined, out: Outcome) -> None:
         # At a bound, rounding may fall on either side of it.
         apart = np.sort(np.abs(t.corrections - expected))[: max(1, int(0.99 * len(expected)))]
         out.gap = max(out.gap, float(apart.max(initial=0)))
-    out.evidence = f"they differ by at most {out.gap:.2g}"
+        out.evidence = f"they differ by at most {out.gap:.2g}"
     if not out.gap <= out.limit:
         out.fail("loss-differs-from-settings")
 
@@ -522,8 +519,6 @@ def slopes(x: Examined, out: Outcome) -> None:
     trial = x.record.updates[0].trial if x.record.updates else None
     if trial is not None and _slopes_differ(x, out, [trial]):
         out.evidence += ", where log-probabilities are moved by up to 0.6 nats"
-    if not out.evidence:
-        out.skip("no slopes were recorded")
 
 
 def _slopes_differ(x: Examined, out: Outcome, given: Sequence[TrainedRow | LossTrial]) -> bool:
@@ -644,8 +639,6 @@ def update(x: Examined, out: Outcome) -> None:
             change = functools.partial(formulas.change, tensors, norm, record.step, record.settings)
             if _update_differs(out, tensors, change, f"update {k + 1} of step {record.step + 1}"):
                 return
-    if not out.evidence:
-        out.skip("no weights were recorded")
 
 
 def _replaced(x: Examined) -> str:

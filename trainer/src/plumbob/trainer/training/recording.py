@@ -62,7 +62,6 @@ class Recording:
             name=trace.id,
             task=str(trace.task.hash or trace.task.key),
             reward=trace.reward,
-            rewards={name: reward.value for name, reward in trace.rewards.items() if reward is not None},
             requests=[
                 records.Request(
                     np.array(asked.prompt_ids, np.int32),
@@ -124,9 +123,8 @@ class Recording:
         self._tensors = SampledTensors(sharding.trainable, self.run.optimizer)
         update.tensors = self._tensors.samples
 
-    def updated(self, norm: float) -> None:
-        """The optimizer step has been taken. `norm`: of the whole gradient before clipping."""
-        self.record.updates[-1].norm = norm
+    def updated(self) -> None:
+        """The optimizer step has been taken."""
         if self._tensors is not None:
             self._tensors.updated()
 
@@ -236,7 +234,6 @@ def settings_of(run: Run) -> records.Settings:
         },
         overlong=advantages.overlong,
         overlong_penalty=OVERLONG_PENALTY,
-        loss=config.loss_type,
         reduction=REDUCTIONS.get(config.loss_type, "step_tokens"),
         ratio="sequence" if config.loss_type == "gspo" else "token",
         bound="cap" if config.loss_type == "cispo" else "clip",

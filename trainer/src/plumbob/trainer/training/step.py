@@ -171,7 +171,7 @@ def optimizer_step(
             minibatch.recording.gradients()
         norm = sharding.update()
         if minibatch.recording is not None:
-            minibatch.recording.updated(norm)
+            minibatch.recording.updated()
         finite = math.isfinite(norm)
         state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
         if run.world.is_main:  # only rank 0 counts the update, because tallies are added up over the processes

@@ -37,8 +37,6 @@ def shaped_reward(row: Row, settings: Settings) -> float:
             reward += row.rewards[name] * (weight / before - 1)
     if settings.overlong == "penalise" and row.truncated:
         reward -= settings.overlong_penalty
-    if settings.kl_place == "reward" and row.kl_sum is not None:
-        reward -= settings.kl_beta * row.kl_sum
     return reward
 
 
@@ -132,7 +130,7 @@ def policy_slopes(tokens: Tokens, settings: Settings) -> np.ndarray:
 
 def kl_slopes(tokens: Tokens, settings: Settings, estimator: str | None = None) -> np.ndarray:
     """[N] slope of the loss's KL term. The estimates are those of Schulman, "Approximating KL Divergence", 2020."""
-    if tokens.reference is None or settings.kl_place != "loss" or not settings.kl_beta:
+    if tokens.reference is None or not settings.kl_beta:
         return np.zeros(len(tokens.weights))
     apart = tokens.logprobs - tokens.reference
     slope = {"k1": np.ones_like(apart), "k2": apart, "k3": 1 - np.exp(np.minimum(-apart, LARGEST))}

@@ -37,7 +37,7 @@ def record_of(watch: Watch, tensors: Sequence[records.TensorSample], step: int) 
     fresh = made.step == step  # else weights of earlier steps have sampled them
     record.rollouts = [_rollout(trainer, made, i, bool(tools), fresh) for i in range(len(made.inputs))]
     record.rows = _rows(trainer, made)
-    update = records.Update(tensors=list(tensors), norm=math.sqrt(sum(t.gradient_norm**2 for t in tensors)))
+    update = records.Update(tensors=list(tensors))
     update.trial = next((one.trial for one in watch.microbatches if one.trial is not None), None)
     for k, one in enumerate(watch.microbatches):
         one = Microbatch(**send_to_device(vars(one), "cpu"))
@@ -101,7 +101,6 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
         length = max(int(counted.nonzero().max()) + 1 if counted.any() else 0, int(output["completion_mask"][i].sum()))
         if not output["completion_mask"][i].any() or ids[: len(sampled)] == sampled:
             length = max(length, len(sampled))  # what the mask leaves out was sampled nevertheless
-        parts, reward = reward_of(trainer, made, i)
         sampling = output.get("sampling_per_token_logps")
         rows.append(
             records.Row(
@@ -110,9 +109,8 @@ def _rows(trainer: Any, made: Round) -> list[records.Row]:
                 member=i % size,
                 token_ids=np.array([*prompt, *ids[:length]], np.int32),
                 loss_mask=np.array([False] * len(prompt) + counted[:length].tolist(), bool),
-                reward=reward,
+                reward=reward_of(trainer, made, i)[1],
                 advantage=float(output["advantages"][i].float().mean()),
-                rewards=parts,
                 truncated=cut_off(trainer, sampled),
                 sampling_logprobs=None if sampling is None else numbers(sampling[i][: len(counted)][counted]),
             )
@@ -149,7 +147,6 @@ def cut_off(trainer: Any, ids: Sequence[int]) -> bool:
 
 
 def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> records.Rollout:
-    parts, reward = reward_of(trainer, made, i)
     prompt, messages = made.prompts[i] if i < len(made.prompts) else made.inputs[i].get("prompt"), []
     # A conversation that begins with turns of the assistant cannot be told from one in which the model has spoken.
     known = getattr(trainer, "environment_factories", None) is None  # environments change prompts and tools
@@ -158,8 +155,7 @@ def _rollout(trainer: Any, made: Round, i: int, tools: bool, fresh: bool) -> rec
     return records.Rollout(
         name=str(i),
         task=json.dumps(made.inputs[i].get("prompt"), sort_keys=True, default=str),
-        reward=reward,
-        rewards=parts,
+        reward=reward_of(trainer, made, i)[1],
         requests=_requests(trainer, made, i) if fresh else [],
         messages=messages,
         tools=0 if tools else -1,

@@ -49,7 +49,6 @@ def settings_of(trainer: Any, step: int) -> Settings:
         scale="batch_rewards" if args.scale_rewards == "batch" else args.scale_rewards,
         components=trainer.multi_objective_aggregation,
         overlong="mask" if args.mask_truncated_completions else "keep",
-        loss=args.loss_type,
         reduction=REDUCTIONS.get(args.loss_type, "rows"),
         ratio="sequence" if sequence else "token",
         bound="cap" if cispo else "clip",

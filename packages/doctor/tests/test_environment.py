@@ -216,15 +216,8 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "paid",
         {"oracle_of": lambda t, task: "KeyError: 'chain'" if task.fields["answer"] == "amber" else own_oracle(t, task)},
     ),
-    "held-out answers compared letter by letter": (
-        "same-range",
-        {
-            "grade": lambda t, task, m: right(
-                task, [dataclasses.replace(m[-1], text=last(m).strip("." * (not held(task))))]
-            )
-        },
-    ),
-    "ten tasks": ("enough", {"train": TRAIN[:10]}),
+    "held-out answers unpaid": ("same-range", {"grade": lambda t, task, m: right(task, m) * (not held(task))}),
+    "ten tasks": ("distinct", {"train": TRAIN[:10]}),
     "copies": ("distinct", {"train": repeats(TRAIN)}),
     "sorted tasks": (
         "order",

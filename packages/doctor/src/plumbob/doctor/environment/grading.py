@@ -47,14 +47,13 @@ def finite(m: Matrix) -> Evidence | None:
 
 
 def twice(m: Matrix) -> Evidence | None:
-    return otherwise([(b, c) for _, b, c in m.thrice], "{} transcripts earn something else at once again")
+    return otherwise(m.again, "{} transcripts earn something else when they are played again")
 
 
 def unlike_alone(m: Matrix) -> Evidence | None:
-    """What a rollout earns depends on nothing but itself: not on what was played before it or beside it."""
-    for how, pairs in m.again.items():
-        if found := otherwise(pairs, f"{{}} transcripts earn something else {how}", FEW):
-            return found
+    """What a rollout earns depends on nothing but itself: not on what is played beside it."""
+    if found := otherwise(m.together, f"{{}} transcripts earn something else {BESIDE}", FEW):
+        return found
     bad = [p for _, _, p in m.beside if not p.ok]
     found = refuted(bad, m.beside, f"{{}} rollouts fail {BESIDE}: ", lambda p: p.error, least=FEW, share=FAILED)
     return found and Evidence(found.text, cause="rollouts-fail")

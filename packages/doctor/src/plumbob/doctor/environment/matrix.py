@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from plumbob.doctor.environment.player import Call, Played, Player, Script, Turn
 from plumbob.doctor.environment.texts import chosen, short, squeezed
-from plumbob.doctor.environment.transcripts import EMPTY, LATER, ODD, OTHERS, PERFECT, WRONG, Hand, Known, Turns, deal
+from plumbob.doctor.environment.transcripts import EMPTY, LATER, ODD, PERFECT, WRONG, Hand, Known, Turns, deal
 
 T = TypeVar("T")
 Make = Callable[[int], Turns | None]
@@ -19,7 +19,7 @@ MOST_TASKS = 48
 FEWER_TASKS = 24
 """Number of them in which all other transcripts are played, and of held-out tasks."""
 REPEATED = 12
-"""Number of them whose transcripts are played in another order, twice each."""
+"""Number of them whose transcripts are played again, in the opposite order."""
 ODD_TASKS = 3
 """Number of them in which odd texts are played."""
 MOST_AT_ONCE = 256
@@ -30,8 +30,7 @@ MOST_SECONDS = 240.0
 """Seconds after which no further kind of transcript is begun; what was not played is not judged."""
 TOLERANCE = 1e-6
 """Largest difference of two rewards that count as equal."""
-REVERSED, TWICE = "in another order", "at once again"
-ORDER, BESIDE = "after other tasks", "when they are played at the same time"
+AGAIN, BESIDE = "again", "when they are played at the same time"
 
 
 @dataclass(frozen=True)
@@ -123,22 +122,15 @@ class Matrix:
         }
 
     @cached_property
-    def thrice(self) -> list[tuple[Played, Played, Played]]:
-        """Rollouts of one transcript that were played in the order of the tasks, in another order, and at once again."""
-        found = []
-        for kind in (PERFECT, EMPTY):
-            reversed_, twice = (self.kind(f"{kind}, {how}") for how in (REVERSED, TWICE))
-            found += [(a, reversed_[i], twice[i]) for i, a in self.kind(kind).items() if i in reversed_.keys() & twice]
-        return found
+    def again(self) -> list[tuple[Played, Played]]:
+        """Pairs of rollouts of one transcript, the second of which was played later, after other ones."""
+        found = {kind: self.kind(f"{kind}, {AGAIN}") for kind in (PERFECT, EMPTY)}
+        return [(a, found[kind][i]) for kind in found for i, a in self.kind(kind).items() if i in found[kind]]
 
     @cached_property
-    def again(self) -> dict[str, list[tuple[Played, Played]]]:
-        """How rollouts were played -> pairs of one that was played in the order of the tasks and of one that was played so.
-
-        Only of transcripts that were the same when they were played at once again.
-        """
-        ordered = [(a, b) for a, b, c in self.thrice if same(b, c)]
-        return {ORDER: ordered, BESIDE: [(self.cells[kind][i], b) for kind, i, b in self.beside]}
+    def together(self) -> list[tuple[Played, Played]]:
+        """Pairs of rollouts of one transcript, the first of which was played alone, and the second at the same time as others."""
+        return [(self.cells[kind][i], b) for kind, i, b in self.beside]
 
     @cached_property
     def results(self) -> list[Result]:
@@ -176,8 +168,7 @@ def _play_all(matrix: Matrix) -> None:
     for kind, make in _first(hand).items():
         matrix.play(kind, range(len(hand.tasks)), make)
     for kind, i, turns in reversed(again):
-        for how in (REVERSED, TWICE):
-            matrix.play(f"{kind}, {how}", [i], lambda _, turns=turns: turns)
+        matrix.play(f"{kind}, {AGAIN}", [i], lambda _, turns=turns: turns)
     known = Known(hand, matrix.cells)
     for kind, make in LATER.items():
         matrix.play(kind, fewer, lambda i, make=make: make(known, i))
@@ -190,13 +181,11 @@ def _play_all(matrix: Matrix) -> None:
 
 
 def _play_held_out(train: Matrix) -> None:
-    """The held-out tasks themselves: empty replies, perfect transcripts, and other forms of the right answer."""
+    """The held-out tasks themselves: empty replies and perfect transcripts."""
     player = train.player
     tasks = [player.held_out[i] for i in chosen(len(player.held_out), FEWER_TASKS)]
     train.held_out = matrix = Matrix(player, deal(player, tasks, train.hand), ends=train.ends)
-    known = Known(matrix.hand, matrix.cells)
-    forms = {kind: lambda i, make=make: make(known, i) for kind, make in OTHERS.items()}
-    for kind, make in {**_first(matrix.hand), **forms}.items():
+    for kind, make in _first(matrix.hand).items():
         matrix.play(kind, range(len(tasks)), make)
 
 
@@ -218,10 +207,9 @@ def _play_beside(matrix: Matrix) -> None:
 
 
 def steady_alone(matrix: Matrix, kind: str, i: int) -> bool:
-    """Whether all rollouts of this transcript that were played alone are the same; true if there is one alone."""
+    """Whether this transcript was the same when it was played again; true if it was not."""
     first = matrix.cells[kind][i]
-    again = [matrix.cells.get(f"{kind}, {how}", {}).get(i) for how in (REVERSED, TWICE)]
-    return first.ok and all(same(first, other) for other in again if other is not None)
+    return first.ok and same(first, matrix.cells.get(f"{kind}, {AGAIN}", {}).get(i, first))
 
 
 def same(a: Played, b: Played) -> bool:

@@ -40,12 +40,12 @@ class Row:
 
 HELD_OUT = "held-out tasks"
 HELD = (EMPTY, HELD_OUT)
-SAME = "Right answers, in each form, are paid in held-out tasks if they are in training tasks"
+SAME = "Right answers are paid in held-out tasks if they are in training tasks"
 TABLE: tuple[Row, ...] = (
     # Rollouts end, and their rewards are numbers that stay the same.
     Row("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", grading.ends, needs=()),
     Row("finite", "Every rollout has a finite reward", "not-finite", grading.finite, needs=()),
-    Row("twice", "A transcript earns the same when it is played at once again", "reward-nondeterministic", grading.twice, needs=()),
+    Row("twice", "A transcript earns the same when it is played again", "reward-nondeterministic", grading.twice, needs=()),
     # What a rollout earns and reads depends on nothing but itself.
     Row("other-results", "Results do not depend on other rollouts", "tool-results-wrong", tools.unlike_alone, "tool", (PERFECT,)),
     Row("other-rewards", "Rewards do not depend on others", "rewards-of-other-rollouts", grading.unlike_alone, needs=(EMPTY,)),
@@ -54,8 +54,7 @@ TABLE: tuple[Row, ...] = (
     Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),
     Row("same-range", SAME, "evaluation-differs", tasks.same_range, needs=HELD),
     # Tasks differ, and neither they nor their order give anything away.
-    Row("enough", "There are enough different training tasks", "few-distinct-tasks", tasks.enough, "tasks", (EMPTY,)),
-    Row("distinct", "Training tasks differ from each other", "few-distinct-tasks", tasks.distinct, "tasks", (EMPTY,)),
+    Row("distinct", "There are enough different training tasks", "few-distinct-tasks", tasks.distinct, "tasks", (EMPTY,)),
     Row("order", "The order of tasks does not change how hard they are", "task-order-drifts", tasks.order, "tasks", (EMPTY,)),
     Row("hidden", "Prompts do not give answers away", "answer-in-prompt", tasks.hidden, "tasks", (EMPTY,)),
     Row("apart", "No held-out task is a training task", "held-out-in-training", tasks.apart, "tasks", HELD),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from plumbob.doctor.environment.matrix import TOLERANCE, Evidence, Matrix, refuted
 from plumbob.doctor.environment.player import Task
 from plumbob.doctor.environment.texts import begins, chosen, followed, normalised, places, short, squeezed, strings
-from plumbob.doctor.environment.transcripts import EMPTY, OTHERS, PERFECT
+from plumbob.doctor.environment.transcripts import EMPTY, PERFECT
 
 FEW, OFTEN = 32, 3
 """Smallest number of different training tasks, if each is taken so often: with fewer, the share of solved tasks is known to
@@ -50,23 +50,12 @@ def _content(task: Task) -> tuple[str, ...]:
     return normalised(task.prompt), *(normalised(" ".join(strings(task.fields[name]))) for name in sorted(task.fields))
 
 
-def _different(m: Matrix) -> tuple[int, int]:
-    """(number of training tasks, number of different ones)."""
-    return len(m.player.train), len({_content(task) for task in m.player.train})
-
-
-def enough(m: Matrix) -> Evidence | None:
-    different = _different(m)[1]
-    times = m.player.settings.taken / max(different, 1)
-    few = different < FEW and times >= OFTEN
-    said = f"{different} different training tasks, each of which the run takes {times:.3g} times"
-    return Evidence(said) if few else None
-
-
 def distinct(m: Matrix) -> Evidence | None:
-    count, different = _different(m)
-    text = "{} training tasks equal another one but for case, spacing and names"
-    return refuted(range(count - different), range(count), text, share=COPIES)
+    count, different = len(m.player.train), len({_content(task) for task in m.player.train})
+    times = m.player.settings.taken / max(different, 1)
+    few = (different < FEW and times >= OFTEN) or count - different > COPIES * count
+    said = f"of {count} training tasks {different} differ in more than case and spacing, and the run takes each {times:.3g} times"
+    return Evidence(said) if few else None
 
 
 def order(m: Matrix) -> Evidence | None:
@@ -202,15 +191,10 @@ def prompted(m: Matrix) -> Evidence | None:
 
 
 def same_range(m: Matrix) -> Evidence | None:
-    """Right answers, in each form, are paid in held-out tasks if they are in training tasks."""
-    for kind in (PERFECT, *OTHERS):
-        # Whether each rollout earns no more than an empty reply.
-        train, held = (
-            [p.reward <= of.floor(i) + TOLERANCE for i, p in of.kind(kind).items() if i in of.kind(EMPTY)] if of else []
-            for of in (m, m.held_out)
-        )
-        if sum(train) <= (1 - PAID) * len(train) and len(train) >= COMPARED:
-            text = f"{kind} earns nothing in {{}} held-out tasks, and in {sum(train)} of {len(train)} training tasks"
-            if found := refuted([gone for gone in held if gone], held, text, least=COMPARED, share=HELD_UNPAID):
-                return found
-    return None
+    """Right answers are paid in held-out tasks if they are in training tasks."""
+    # Whether each perfect transcript earns no more than an empty reply.
+    train, held = ([lift <= TOLERANCE for lift in of.lifts.values()] if of else [] for of in (m, m.held_out))
+    text = f"{PERFECT} earns nothing in {{}} held-out tasks, and in {sum(train)} of {len(train)} training tasks"
+    if sum(train) > (1 - PAID) * len(train) or len(train) < COMPARED:
+        return None
+    return refuted([gone for gone in held if gone], held, text, least=COMPARED, share=HELD_UNPAID)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-from plumbob.doctor.environment.matrix import Evidence, Matrix, Result, refuted
+from plumbob.doctor.environment.matrix import BESIDE, Evidence, Matrix, Result, refuted
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed, strings, words
 from plumbob.doctor.environment.transcripts import PERFECT
@@ -25,18 +25,17 @@ _MARK = re.compile(r"(?:\W|truncated|omitted|cut|more|characters|chars|tokens|by
 
 
 def unlike_alone(m: Matrix) -> Evidence | None:
-    """Results that are errors, or have other words, than when they were played in the order of the tasks."""
+    """Results that are errors, or have other words, than when they were played alone."""
 
     def first(one: tuple[Played, str, str]) -> str:
         return f"{short(one[2])} in place of {short(one[1])} in task {one[0].task.key}"
 
-    for how, pairs in m.again.items():
-        every = [(b, x, y) for a, b in pairs for x, y in zip(a.results, b.results, strict=False) if not says_failed(x)]
-        fails = [one for one in every if says_failed(one[2])]
-        other = [one for one in every if one not in fails and sorted(one[1].split()) != sorted(one[2].split())]
-        for bad, share, cause in ((fails, OTHER, "tools-fail"), (other, 0.0, "tool-results-wrong")):
-            if found := refuted(bad, every, f"{{}} tool results are others {how}: ", first, least=FEW, share=share):
-                return replace(found, cause=cause)
+    every = [(b, x, y) for a, b in m.together for x, y in zip(a.results, b.results, strict=False) if not says_failed(x)]
+    fails = [one for one in every if says_failed(one[2])]
+    other = [one for one in every if one not in fails and sorted(one[1].split()) != sorted(one[2].split())]
+    for bad, share, cause in ((fails, OTHER, "tools-fail"), (other, 0.0, "tool-results-wrong")):
+        if found := refuted(bad, every, f"{{}} tool results are others {BESIDE}: ", first, least=FEW, share=share):
+            return replace(found, cause=cause)
     return None
 
 

@@ -138,12 +138,6 @@ class Known:
         return next((j for j in later if turns[j] and apart(golds[i], golds[j], every)), None)
 
 
-def _alone(known: Known, i: int) -> Turns | None:
-    """The answer alone in place of the last turn."""
-    turns, gold = known.hand.turns[i], known.hand.golds[i]
-    return (*turns[:-1], Turn(gold)) if turns and gold else None
-
-
 def _as_read(known: Known, i: int) -> Turns | None:
     """The answer in the letters in which tool results have it, if all of these have others than the answer itself."""
     gold, best = known.hand.golds[i], known.first[PERFECT].get(i)
@@ -220,10 +214,6 @@ def _off(gold: str) -> str | None:
     return f"{gold[: match.start()]}{number * OFF:.{len(match[0].partition('.')[2])}f}"
 
 
-def _near(change: Callable[[str], str | None]) -> Callable[[Known, int], Turns | None]:
-    return lambda known, i: known.with_answer(i, change)
-
-
 CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
     ECHO: lambda known, i: (Turn(known.prompt(i)),),
     "working without an answer": lambda known, i: (Turn(WORKING * 12),),
@@ -236,14 +226,12 @@ CHEAP: dict[str, Callable[[Known, int], Turns | None]] = {
 """Transcripts that solve nothing."""
 OTHERS: dict[str, Callable[[Known, int], Turns | None]] = {
     "other words": lambda known, i: (Turn(OTHER_WORDS),),
-    "the answer alone": _alone,
     AS_READ: _as_read,
-    "the answer with a full stop": _near(lambda gold: f"{gold}."),
     WORKED: _before(WORKING),
     NUMBERS: _before(NUMBERED),
 }
 """Right answers that are written otherwise, and words that are none."""
-LATER = {**OTHERS, **CHEAP, NEAR: _near(_off)}
+LATER = {**OTHERS, **CHEAP, NEAR: lambda known, i: known.with_answer(i, _off)}
 """What is played after perfect transcripts and empty replies."""
 ODD: dict[str, str] = {
     "10,000 characters": "It follows that the number is not yet known. " * 223,

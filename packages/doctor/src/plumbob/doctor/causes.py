@@ -247,8 +247,7 @@ optimizer
     times the rate); lower --warmup-steps; keep --max-grad-norm 1.
     Reported: Schulman et al., LoRA Without Regret, 2025; huggingface/trl#2872; arXiv:1412.6980, sec. 2
   learning-rate-too-high
-    One optimizer step changes the policy so much that it loses what it has learned, or weight decay takes a large part
-    of all trained weights away.
+    One optimizer step changes the policy so much that it loses what it has learned.
     To do: Lower --learning-rate, for example to a tenth; --weight-decay times the rate should be below 0.001.
     Reported: areal-project/AReaL#1634; modelscope/ms-swift#3931
 sync

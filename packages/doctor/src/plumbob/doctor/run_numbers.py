@@ -112,8 +112,6 @@ LEAST_GAIN = 0.05
 BREAKING = 1.0
 """Change of the policy by one step, in nats per token, after which rollouts show what the step did. Healthy steps of the
 bundled models, whose learning rates are high, reach 0.2."""
-LARGE = 0.05
-"""The same if the three steps after it earn less than a tenth of the reward before."""
 
 
 @dataclass
@@ -137,8 +135,8 @@ class Numbers:
         """Take in the metrics of the next step."""
         self.rows.append(row)
         self.scale = max(self.scale, abs(number(row, "reward/mean")))
-        if self.broken is None:
-            self.broken = self._broken()
+        if self.broken is None and (change_of(row) or 0.0) > BREAKING:
+            self.broken = self.steps - 1
         start = self.steps - 2 * WINDOW
         if start >= 0:
             earned = mean(self.rows[start : start + WINDOW], "reward/mean")
@@ -196,17 +194,6 @@ class Numbers:
         if self.scale > 1:
             return share(self.last, "groups/all_pass", "groups/count") > 0.5
         return mean(self.last, "reward/mean") > 0.9
-
-    def _broken(self) -> int | None:
-        """Whether the last step broke the policy, or an earlier one, as the three after it show."""
-        if (change_of(self.rows[-1]) or 0.0) > BREAKING:
-            return self.steps - 1
-        at, after = self.steps - 4, self.rows[-3:]
-        if at < 0 or (change_of(self.rows[at]) or 0.0) <= LARGE or failing(after):
-            return None
-        earned = mean(self.rows[max(at - WINDOW + 1, 0) : at + 1], "reward/mean")
-        gone = mean(after, "reward/mean") < 0.1 * earned and earned > 0.1 * self.scale
-        return at if gone else None
 
 
 def change_of(row: Row) -> float | None:

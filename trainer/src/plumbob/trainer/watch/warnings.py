@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -172,9 +171,6 @@ def plan_of(config: TrainConfig) -> trends.Plan:
 
 FEWEST_GROUPS, FEWEST_ROLLOUTS = 4, 32
 """A step has too few groups if it has fewer than both."""
-LEFT_IN_A_HUNDRED, LEFT_AT_THE_END = 0.9, 0.5
-"""Smallest share of a weight without a gradient that decay may leave in a hundred updates, and in the whole run: .82 after 12
-steps destroys the bundled policy."""
 
 
 def settings_checks(config: TrainConfig) -> Iterator[Finding]:
@@ -191,12 +187,3 @@ def settings_checks(config: TrainConfig) -> Iterator[Finding]:
         yield Finding.of(
             "the learning rate reaches its peak", "learning-rate-too-low", max(rates) < 0.5, said, "optimizer"
         )
-    if config.weight_decay and config.learning_rate is not None and rates:
-        # Each update multiplies a weight without a gradient by 1 - rate x decay (arXiv:1711.05101, algorithm 2).
-        decay = config.learning_rate * config.weight_decay
-        left = math.prod(max(1 - rate * decay, 0.0) for rate in rates) ** config.updates_per_step
-        # Over thousands of updates the gradient makes up for what decay takes; what goes in a hundred, it cannot.
-        fast = left ** (1 / max(steps * config.updates_per_step / 100, 1))
-        said = f"--weight-decay {config.weight_decay:g} alone leaves {left:.1%} of each weight after {steps} steps"
-        bad = fast < LEFT_IN_A_HUNDRED or left < LEFT_AT_THE_END
-        yield Finding.of("weight decay leaves the weights", "learning-rate-too-high", bad, said, "optimizer")

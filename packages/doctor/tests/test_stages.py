@@ -121,7 +121,7 @@ CHANGES: list[tuple[str, Change, str, str, str]] = [
         trained(put("slopes", lambda t: t.slopes + 0.01 * t.weights * (t.logprobs + 1))),
         "loss",
         "loss-differs-from-settings",
-        "entropy",
+        "",
     ),
     ("no update", tensors(put("after", lambda t: t.before)), "optimizer", "update-differs-from-settings", "no change"),
     (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import random
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from plumbob.doctor.causes import CAUSES, stands_for
 from plumbob.doctor.examine import Examination
-from plumbob.doctor.trends import TRENDS, WINDOW, Plan, Trends, judge, line
+from plumbob.doctor.trends import TRENDS, WINDOW, Plan, Trends, judge
 
 Rows = list[dict[str, Any]]
 
@@ -116,7 +115,6 @@ BAD: dict[str, tuple[Rows, Plan]] = {
         run(always(groups__all_fail=16, groups__all_pass=0, groups__zero_signal_share=1.0, reward__mean=0.0)),
         PLAN,
     ),
-    "rate-lasts": (run(late(3, optimizer__learning_rate=0.0)), PLAN),
     "little": (run(always(groups__count=1, groups__zero_signal=0, groups__all_fail=0, groups__all_pass=0)), PLAN),
     "memory": (run(always(memory__resident_gib=lambda step, own: own + 1.9 * step)), PLAN),
     "held-out": (run(lambda step, row: {"eval/greedy": 0.8 - step / 60} if step % 10 == 0 else {}), Plan(held_out=128)),
@@ -166,13 +164,6 @@ def test_no_row_speaks_on_a_run_that_stands_still() -> None:
     """A reward that does not rise is no fault by itself."""
     for seed in range(5):
         assert failed(run(flat, steps=60, seed=seed), PLAN) == {}
-
-
-def test_a_learning_rate_that_jumps() -> None:
-    told = failed(run(late(8, optimizer__learning_rate=lambda step, own: 30 * own), steps=12), PLAN)
-    assert "in step 9 the learning rate is" in told["rate-lasts"]
-    warm = run(lambda step, row: {"optimizer/learning_rate": 1e-5 * min(step, 20)})
-    assert "rate-lasts" not in failed(warm, PLAN) | failed(warm, dataclasses.replace(PLAN, warmup=20))
 
 
 def test_a_few_groups_of_two_with_a_signal_are_enough() -> None:
@@ -278,11 +269,3 @@ def test_memory_that_follows_tokens_is_no_leak() -> None:
         return {name: value * (1 + step / 40) for name, value in grown.items()}
 
     assert "memory" not in failed(run(change), PLAN)
-
-
-def test_line() -> None:
-    slope, t = line([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert slope == pytest.approx(1.0) and t > 1e6
-    assert line([1.0, 1.0, 1.0, 1.0, 1.0]) == pytest.approx((0.0, 0.0), abs=1e-3)
-    noisy = [math.sin(17 * i) for i in range(100)]
-    assert abs(line(noisy)[1]) < 2

@@ -126,8 +126,6 @@ TEMPERATURES = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1, 1.3, 1.7, 2.5)
 """Times the right one."""
 LIKELIEST = (1, 5, 10, 20, 40, 50, 64, 100)
 MASSES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Of the probability of the likeliest token."""
 REPETITIONS = (1.05, 1.1, 1.3)
 PRESENCES = (0.5, 1.5)
 MOST_RANKED = 1024
@@ -141,9 +139,6 @@ def leaving_out(logits: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.T
     mass, rank = ordered.cumsum(-1), (ordered > own.exp()[:, None] * (1 + 1e-5)).sum(-1)
     counts = {f"draws from the {k} likeliest tokens alone": torch.full_like(rank, k) for k in LIKELIEST}
     counts |= {f"draws from the likeliest tokens that make {p:g}": (mass < p).sum(-1) + 1 for p in MASSES}
-    for share in SHARES:
-        what = f"draws from tokens with {share:g} of the largest probability"
-        counts[what] = (ordered >= share * ordered[:, :1]).sum(-1)
     found = {}
     for what, count in counts.items():
         left = mass.gather(-1, count.clamp(max=most)[:, None] - 1)[:, 0]
@@ -289,9 +284,6 @@ def of_slopes(
     yield cause, "an importance ratio of 1", formulas.slopes(replace(t, old=t.logprobs), s)
     times = factor(observed, right)
     yield cause, f"slopes times {times:.3g}", times * right
-    term = t.weights * (t.logprobs + 1)
-    size = factor(observed - right, term)
-    yield cause, f"an entropy term, of size {size:.3g}", right + size * term
 
 
 # The gradient

@@ -19,12 +19,9 @@ LATE = 3 * WINDOW
 """Number of steps that rows about the course of a run look at."""
 WIDEST = 50
 """Most steps of a window where the beginning of a run is compared with its end."""
-BUDGET = 0.01
-"""Share of healthy runs of `LOOKS` x `WINDOW` steps in which chance alone may refute any row of the table."""
-LOOKS, ROWS = 40, 30
-"""Independent looks at a run of 200 steps, and rows of the table that chance could refute."""
-SURE = statistics.NormalDist().inv_cdf(1 - BUDGET / (LOOKS * ROWS))
-"""Standard errors (4.3) by which a difference must exceed what chance makes."""
+SURE = statistics.NormalDist().inv_cdf(1 - 0.01 / (40 * 30))
+"""Standard errors (4.3) by which a difference must exceed what chance makes: so it refutes any of 30 rows of the table in 1% of the
+healthy runs of 200 steps, which are 40 independent looks."""
 LIKELY = 1.96
 """Standard errors by which a rise of the reward is taken as one where it only excuses."""
 

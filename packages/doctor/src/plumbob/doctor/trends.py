@@ -16,12 +16,12 @@ One budget of false alarms holds for the whole table: wherever chance alone coul
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.run_numbers import (
@@ -241,16 +241,6 @@ def too_slow(n: Numbers) -> str | None:
     return f"learning rate {rate:.1e}: {text}" if low else None
 
 
-def rate_otherwise(n: Numbers) -> str | None:
-    rates = [number(r, "optimizer/learning_rate") for r in n.rows]
-    before, after = max(rates[:-1], default=0.0), n.steps > max(n.plan.warmup, WINDOW) + 1
-    if after and rates[-1] > 1.5 * before > 0:  # a later period of a schedule reaches its first peak at most
-        return f"in step {n.steps} the learning rate is {rates[-1]:.2g}, after {before:.2g} at most"
-    if n.steps > 0.9 * n.plan.num_steps or max(rates[-3:]) > 1e-3 * max(rates):
-        return None
-    return f"in step {n.steps} of {n.plan.num_steps} the learning rate is {rates[-1]:.2g}, after {max(rates):.2g}"
-
-
 def too_large_a_step(n: Numbers) -> str | None:
     at = n.broken
     if at is None or n.steps < at + 4:
@@ -304,14 +294,6 @@ def no_signal(n: Numbers) -> dict[str, str]:
 # The course of a run
 
 
-def line(values: Sequence[float]) -> tuple[float, float]:
-    """(slope, slope in standard errors) of a straight line through equally spaced values, by least squares."""
-    if len(values) < WINDOW:
-        return 0.0, 0.0
-    (slope, _), ((variance, _), _) = np.polyfit(np.arange(len(values)), values, 1, cov=True)
-    return float(slope), float(slope / max(math.sqrt(variance), 1e-12))
-
-
 MEMORIES = {
     "memory/peak_gib": ("GPU memory", "memory/gpu_gib"),
     "memory/resident_gib": ("main memory", "memory/main_gib"),
@@ -327,13 +309,13 @@ def memory(n: Numbers) -> str | None:
     tokens = ("train/largest_pass", "rollout/row_tokens")
     explained = max(1.0, *(median(parts[2], name) / max(median(parts[0], name), 1.0) for name in tokens))
     for used, (what, room) in MEMORIES.items():
-        first, middle, now = (median(part, used) for part in parts)
-        most, values = number(n.rows[-1], room), [number(r, used) for r in n.rows[WINDOW:][-100:] if used in r]
-        (slope, t), growth = line(values), (now - first) / (2 * WINDOW)
-        # What has grown once, and what fills up, does not grow in both halves as in the whole run.
-        steady = t > SURE and min(middle - first, now - middle) > 0.8 * WINDOW * max(slope, growth) > 0
+        values, most = [[number(r, used) for r in part] for part in parts], number(n.rows[-1], room)
+        # By chance, each value of three windows exceeds those of the windows before once in 750,000 times.
+        grows = all(max(a) < min(b) for a, b in itertools.pairwise(values))
+        first, now = statistics.median(values[0]), statistics.median(values[2])
+        growth = (now - first) / (2 * WINDOW)
         full = n.steps + max(most - now, 0.0) / max(growth, 1e-9)
-        if first and most and steady and now > 1.02 * explained * first and full <= (n.plan.num_steps or n.steps):
+        if first and most and grows and now > 1.02 * explained * first and full <= (n.plan.num_steps or n.steps):
             return (
                 f"{what} {first:.3g} -> {now:.3g} of {most:.3g} GiB in the last {LATE} steps ({growth:+.2g} GiB a step), full in "
                 f"step {full:.0f} of {n.plan.num_steps}"
@@ -457,8 +439,6 @@ TRENDS: tuple[Trend, ...] = (
           ("optimizer/moved_share",)),
     Trend("fast-enough", "updates are large enough to change the policy", "learning-rate-too-low", too_slow,
           ("optimizer/update_rms",)),
-    Trend("rate-lasts", "the learning rate lasts to the run's end, and jumps nowhere", "schedule-hides-rate", rate_otherwise,
-          ("optimizer/learning_rate",), 4),
     Trend("small-steps", "no step loses what was learned", "learning-rate-too-high", too_large_a_step,
           ("policy/step_kl",), withdrawn=True),
     Trend("saved", "the saved model is the trained one", "saved-model-differs", saved, ("saved_gap",), 1),
@@ -543,9 +523,8 @@ class Trends:
         """How the reward changed, with its standard error, in a sentence."""
         n = self.numbers
         early, late = n.ends(wide=True)
-        error = SURE * n.error(early, late)
         rise = n.change(wide=True)
-        sure = "more than chance" if abs(rise) > error else "which may be chance"
+        sure = "more than chance" if abs(rise) > SURE * n.error(early, late) else "which may be chance"
         return (
             f"mean reward {mean(early, 'reward/mean'):.3f} -> {mean(late, 'reward/mean'):.3f} from the first {len(early)} of "
             f"{n.steps} steps to the last {len(late)} ({rise:+.3f}, {sure})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from plumbob.doctor import trends
 from plumbob.doctor.causes import CAUSES
 from plumbob.doctor.findings import Finding
 from plumbob.doctor.trends import Trends
-from plumbob.trainer.algorithm.learning_rate import learning_rate
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files.run_directory import evaluation_before, read_lines, read_metrics
 from plumbob.trainer.run_files.silence import STACKS, last_silence
@@ -106,15 +104,14 @@ def course_of(directory: Path, config: TrainConfig, rows: Sequence[Mapping[str, 
 def stop_finding(directory: Path, rows: Sequence[Mapping[str, float]]) -> Finding | None:
     """Why the run ended early, or what it was doing when it fell silent; None if it took its steps."""
     stop, check = read_stop(directory), "the run takes all its steps"
-    command = f"doctor --config {shlex.quote(str(directory / 'config.toml'))}"
     if stop is not None:
         where, cause = f"in step {stop.step}" if stop.step else "in the set-up, before its first step", _cause_of(stop)
         said, verdict = f"it stopped {where}: {stop.kind}: {stop.reason}", "fail" if cause else "error"
-        return Finding(check, verdict, said, cause, None, stop.step, command=command)
+        return Finding(check, verdict, said, cause, None, stop.step)
     if (silent := last_silence(directory)) is None:
         return None
     said = f"it has finished no step since {silent}; {directory / STACKS} says where each of its threads was"
-    return Finding(check, "error", said, None, "trends", len(rows) + 1, command=command)
+    return Finding(check, "error", said, None, "trends", len(rows) + 1)
 
 
 def _cause_of(stop: Stop) -> str | None:
@@ -179,11 +176,8 @@ def settings_checks(config: TrainConfig) -> Iterator[Finding]:
     few = rollouts // size < FEWEST_GROUPS and rollouts < FEWEST_ROLLOUTS
     said = f"a step has {rollouts // size} groups of {size} rollouts"
     yield Finding.of("a step has enough groups", "too-little-signal", few, said, "signal")
-    # Of each step, as a share of the peak; none for a run whose length is unknown.
-    kind, warmup, steps = config.lr_scheduler_type, config.warmup_steps, max(config.max_steps, 0)
-    rates = [learning_rate(kind, 1.0, k, warmup=warmup, total=config.max_steps) for k in range(steps)]
-    if warmup and rates:
-        said = f"--warmup-steps {warmup} in {steps} steps: the highest learning rate is {max(rates):.1%} of --learning-rate"
-        yield Finding.of(
-            "the learning rate reaches its peak", "learning-rate-too-low", max(rates) < 0.5, said, "optimizer"
-        )
+    warmup, steps = config.warmup_steps, max(config.max_steps, 0)
+    if warmup and steps:
+        said = f"--warmup-steps {warmup} in {steps} steps: at most {steps / warmup:.1%} of --learning-rate are reached"
+        late, check = warmup > 2 * steps, "the learning rate reaches its peak"
+        yield Finding.of(check, "learning-rate-too-low", late, said, "optimizer")

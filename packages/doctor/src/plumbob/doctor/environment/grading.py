@@ -19,11 +19,8 @@ HALF = 0.5
 """Share of a perfect transcript's reward above an empty one's that one which solves nothing may earn, and that a right answer
 may lose by its letters; share of the tasks in which it may, or in which a wrong answer near to the right one may earn as much."""
 MOSTLY = 0.8
-"""Share that may be earned by one reply to all tasks (of two answers, the more frequent one has half or more), by form where
-another component of the reward tells right answers from it, and, of the range of all rewards, by an empty reply: a reward of
--1, 0 and 1 for wrong, no and right answers gives it half."""
-NEARLY = 0.95
-"""The same of an empty reply where another component tells right answers from it, which then hardly counts."""
+"""Share that may be earned by one reply to all tasks (of two answers, the more frequent one has half or more), and by form where
+another component of the reward tells right answers from it."""
 
 # Rollouts end
 
@@ -47,7 +44,7 @@ def finite(m: Matrix) -> Evidence | None:
 
 
 def twice(m: Matrix) -> Evidence | None:
-    return otherwise(m.again, "{} transcripts earn something else when they are played again")
+    return otherwise([*m.again.values()], "{} transcripts earn something else when they are played again")
 
 
 def unlike_alone(m: Matrix) -> Evidence | None:
@@ -107,13 +104,6 @@ def _clean(m: Matrix) -> list[str]:
     names = sorted({name for earned in best for name in earned})
     means = [[fmean([earned.get(n, 0.0) for earned in of] or [0.0]) for of in (best, cheap)] for n in names]
     return [n for n, (high, low) in zip(names, means, strict=True) if len(names) > 1 and high > 0 and low < high / 10]
-
-
-def empty(m: Matrix) -> Evidence | None:
-    low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
-    shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
-    text = f"an empty reply earns {fmean(shares or [0]):.0%} of the range from the worst transcript, {low:.3g}, to a right one"
-    return Evidence(text) if _surely(shares) > (NEARLY if _clean(m) else MOSTLY) else None
 
 
 def _surely(shares: Sequence[float]) -> float:

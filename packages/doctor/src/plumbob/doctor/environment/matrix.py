@@ -122,10 +122,12 @@ class Matrix:
         }
 
     @cached_property
-    def again(self) -> list[tuple[Played, Played]]:
-        """Pairs of rollouts of one transcript, the second of which was played later, after other ones."""
+    def again(self) -> dict[tuple[str, int], tuple[Played, Played]]:
+        """(kind, number of the task) -> two rollouts of one transcript, the second of which was played later, after other ones."""
         found = {kind: self.kind(f"{kind}, {AGAIN}") for kind in (PERFECT, EMPTY)}
-        return [(a, found[kind][i]) for kind in found for i, a in self.kind(kind).items() if i in found[kind]]
+        return {
+            (kind, i): (a, found[kind][i]) for kind in found for i, a in self.kind(kind).items() if i in found[kind]
+        }
 
     @cached_property
     def together(self) -> list[tuple[Played, Played]]:
@@ -197,19 +199,14 @@ def _play_beside(matrix: Matrix) -> None:
     """
     kinds = (PERFECT, PERFECT, EMPTY, WRONG)
     numbers = sorted(matrix.cells[WRONG] or matrix.cells[EMPTY])[: MOST_AT_ONCE // len(kinds)]
-    steady = [(k, i) for i in numbers for k in kinds if i in matrix.kind(k) and steady_alone(matrix, k, i)]
+    random = {at for at, (a, b) in matrix.again.items() if not same(a, b)}
+    steady = [(k, i) for i in numbers for k in kinds if i in matrix.kind(k) and (k, i) not in random]
     quick = int(MOST_SECONDS / 4 * matrix.rollouts / max(matrix.seconds, 1e-6))
     count = min(matrix.player.settings.at_once, MOST_AT_ONCE, quick)
     picked = (steady * count)[:count]
     scripts = [Script(matrix.hand.tasks[i], matrix.scripts[kind, i]) for kind, i in picked]
     played = matrix.player.play(scripts) if scripts else []
     matrix.beside = [(kind, i, one) for (kind, i), one in zip(picked, played, strict=True)]
-
-
-def steady_alone(matrix: Matrix, kind: str, i: int) -> bool:
-    """Whether this transcript was the same when it was played again; true if it was not."""
-    first = matrix.cells[kind][i]
-    return first.ok and same(first, matrix.cells.get(f"{kind}, {AGAIN}", {}).get(i, first))
 
 
 def same(a: Played, b: Played) -> bool:

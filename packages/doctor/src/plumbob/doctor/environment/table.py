@@ -40,7 +40,6 @@ class Row:
 
 HELD_OUT = "held-out tasks"
 HELD = (EMPTY, HELD_OUT)
-SAME = "Right answers are paid in held-out tasks if they are in training tasks"
 TABLE: tuple[Row, ...] = (
     # Rollouts end, and their rewards are numbers that stay the same.
     Row("ends", "Rollouts of scripts end, and without errors", "rollouts-fail", grading.ends, needs=()),
@@ -52,7 +51,7 @@ TABLE: tuple[Row, ...] = (
     # Right answers are paid.
     Row("not-overpaid", "Silence does not earn what right answers do", "reward-exploitable", grading.overpaid),
     Row("paid", "A perfect transcript earns more than an empty reply, in every task", "oracle-fails", grading.unpaid),
-    Row("same-range", SAME, "evaluation-differs", tasks.same_range, needs=HELD),
+    Row("same-range", "Right answers are paid in held-out tasks, too", "evaluation-differs", tasks.same_range, needs=HELD),
     # Tasks differ, and neither they nor their order give anything away.
     Row("distinct", "There are enough different training tasks", "few-distinct-tasks", tasks.distinct, "tasks", (EMPTY,)),
     Row("order", "The order of tasks does not change how hard they are", "task-order-drifts", tasks.order, "tasks", (EMPTY,)),
@@ -67,7 +66,6 @@ TABLE: tuple[Row, ...] = (
     # Right answers are read, however they are written, and wrong ones are not paid.
     Row("read", "An answer is read after numbers", "answers-not-parsed", grading.written(NUMBERS, WORKED)),
     Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.written(AS_READ)),
-    Row("empty", "An empty reply earns little", "reward-exploitable", grading.empty),
     Row("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", grading.cheap),
     Row("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", grading.near),
 )  # fmt: skip

@@ -20,8 +20,6 @@ HARDLY = 0.05
 """Share of the later arguments and answers of perfect transcripts that must stand in what was read before."""
 NEVER = 50
 """Number of later arguments and answers from which on it is a fault that hardly one of them was read before."""
-_MARK = re.compile(r"(?:\W|truncated|omitted|cut|more|characters|chars|tokens|bytes|lines|\d)*", re.IGNORECASE)
-"""What may stand where something was left out."""
 
 
 def unlike_alone(m: Matrix) -> Evidence | None:
@@ -43,13 +41,10 @@ def unlike_alone(m: Matrix) -> Evidence | None:
 
 
 def _is_part(r: Result) -> bool:
-    """Whether what is shown is the tool's result with something left out: an end, the middle, or whole lines."""
-    shown, own = r.shown, r.own
-    if len(shown) >= len(own) or squeezed(shown) == squeezed(own):
-        return False
-    start = next((i for i, (a, b) in enumerate(zip(shown, own, strict=False)) if a != b), len(shown))
-    left, rest = shown[start:], iter(words(own))
-    return (bool(_MARK.fullmatch(left)) and (start > 0 or not shown)) or all(word in rest for word in words(shown))
+    """Whether what is shown is the tool's result with something left out; its last word may be cut."""
+    shown, own = words(r.shown), words(r.own)
+    rest = iter(own)
+    return len(r.shown) < len(r.own) and shown != own and all(word in rest for word in shown[:-1])
 
 
 def own_result(m: Matrix) -> Evidence | None:

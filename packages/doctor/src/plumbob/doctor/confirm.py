@@ -55,8 +55,6 @@ TRIALS = {
     "kl-too-large": Trial("beta", lambda v: 0.0, "mean(optimizer/relative_update) of treatment > control", "kl_beta"),
     "kl-term-wrong": Trial("sync_ref_model", lambda v: False, "last(policy/kl) of treatment > control", "-"),
     "policy-breaks": Trial("learning_rate", _times(0.1), "mean(optimizer/relative_update) of treatment < control"),
-    "schedule-hides-rate": Trial("lr_scheduler_type", lambda v: "constant",
-                                 "mean(optimizer/relative_update) of treatment > control"),
 }  # fmt: skip
 """Id of a cause -> what can be tried. All others are in code, in data, or in the model."""
 
@@ -74,11 +72,9 @@ def trial_of(x: Examination, options: Mapping[str, Any], trl: bool = True) -> tu
         where = f"it is in your code, {finding.place}" if finding.place else "it is no value of an option"
         return f"{cause}: cannot be tried: {where}. {x.advice(CAUSES[cause])}"
     value = trial.value(options[option])
-    return (
-        f"{cause}: cannot be tried: {option} is {value!r} already."
-        if value == options[option]
-        else (cause, option, value)
-    )
+    if value == options[option]:
+        return f"{cause}: cannot be tried: {option} is {value!r} already."
+    return cause, option, value
 
 
 def metric_of(cause: str) -> str:

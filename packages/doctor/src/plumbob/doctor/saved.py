@@ -101,9 +101,8 @@ def alike(earned: Iterable[tuple[Any, float]], room: float = TOLERANCE, step: in
         same[key].append(reward)
     apart = [max(rewards) - min(rewards) for rewards in same.values() if len(rewards) > 1]
     wrong = sum(gap > room for gap in apart)
-    told = (
-        f"of {len(apart)} sets of equal rollouts {wrong} earn different rewards, by up to {max(apart, default=0.0):.3g}"
-    )
+    most = max(apart, default=0.0)
+    told = f"of {len(apart)} sets of equal rollouts {wrong} earn different rewards, by up to {most:.3g}"
     check = "equal rollouts of a task earn equal rewards"
     if not apart:
         return Finding(check, "unsure", told, None, "grading")

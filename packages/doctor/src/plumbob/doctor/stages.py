@@ -239,9 +239,8 @@ def trainer_logprobs(x: Examined, out: Outcome) -> None:
     if out.verdict != "fail" or out.what or x.plain is None:
         return
     passes = {t.row: t.microbatch for update in x.record.updates[:1] for t in update.trained}
-    first, later = (
-        [differ[i] for i, k in passes.items() if i in differ and (k > 0) is after] for after in (False, True)
-    )
+    known = {i: k > 0 for i, k in passes.items() if i in differ}
+    first, later = ([differ[i] for i, late in known.items() if late is after] for after in (False, True))
     if first and later and not any(first) and np.mean(later) > 0.5:
         what = "weights that change between the microbatches of one update"
         return out.fail("normaliser-depends-on-microbatches", what=what)

@@ -179,11 +179,8 @@ class Results:
         for tool, got in self.got.items():
             empty, texts = sum(says_nothing(text) for text, _ in got), {text for text, _ in got}
             # A few words, such as "saved", may answer everything.
-            same = (
-                len(texts) == 1
-                and len(next(iter(texts)).split()) >= WORDS
-                and len({asked for _, asked in got}) >= LEAST
-            )
+            long, asked = min((len(text.split()) for text in texts), default=0) >= WORDS, {asked for _, asked in got}
+            same = len(texts) == 1 and long and len(asked) >= LEAST
             told = f"of {len(got)} calls of {tool!r} {empty} get an empty result; {len(texts)} different ones in all"
             if len(got) >= 2 * LEAST:
                 check, wrong = f"results of the tool {tool!r} say something", empty == len(got) or same

@@ -87,7 +87,6 @@ class Doctor(TrainerCallback):
             self.reading.limits = [self._refused]
         self.reading.folder, self.reading.places = folder, settings.places(trainer)
         self.reading.options = {trial.option: getattr(args, trial.option) for trial in TRIALS.values()}
-        self.reading.options["lr_scheduler_type"] = settings.text_of(args.lr_scheduler_type)
         if script := getattr(sys.modules["__main__"], "__file__", None):  # there is none in a notebook
             self.reading.script = [str(Path(script).resolve()), *sys.argv[1:]]
         self.watch = Watch(trainer, lambda: self._kept)
@@ -101,7 +100,7 @@ class Doctor(TrainerCallback):
         self._snapshot: Snapshot | None = None
         self._tensors: SampledTensors | None = None
         self._previous: records.StepRecord | None = None
-        self._sample: course.WeightSample | None = None
+        self._sample: list[np.ndarray] | None = None
         """Of the trained weights, read at the end of each step."""
         self._gap: float | None = None
         """In nats a token, of what a rollout_func returned first and the trainer computed."""
@@ -152,7 +151,7 @@ class Doctor(TrainerCallback):
         self._print(self._take_row())
         self.watch.microbatches, self._tensors, self._change = [], None, {}
         if self._sample is None and not self._refused:
-            self._sample = course.WeightSample(trained(self.trainer))
+            self._sample = course.entries(trained(self.trainer))
         exact = state.is_world_process_zero and self._kept and state.global_step - self.began in self._exact
         self._snapshot = Snapshot(self.trainer) if exact else None
 
@@ -246,7 +245,8 @@ class Doctor(TrainerCallback):
         if self._refused or self._sample is None or made is None or made.rewards is None or not made.output:
             return []
         played = played_of(self.trainer, made)
-        self._row = {**course.row_of(self.trainer, made, played, self._sample, step), **self._change}
+        before_, self._sample = self._sample, course.entries(trained(self.trainer))
+        self._row = {**course.row_of(self.trainer, made, played, (before_, self._sample), step), **self._change}
         found = list[Finding]()
         if made.step == step:
             alone, rewards = [one for one, _ in played], [one.reward for one, _ in played]

@@ -83,7 +83,7 @@ COPIES, LEAST_ROWS = 8, 32
 REPLY = "A reply."
 AGAIN = "completions earn the same when they are scored again, in another order"
 SILENCE = "a right answer earns more than an empty reply"
-EXAMINED = {"apart", "prompted", "empty", "cheap"}
+EXAMINED = {"apart", "prompted", "cheap"}
 """Rows of the table that these transcripts are enough for."""
 
 
@@ -418,11 +418,9 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
         found.append(Finding.of(check, "prompt-incomplete", wrong, told, "rows"))
 
     if isinstance(prompt, str):
-        end, header = (
-            rendered(asked).rpartition(REPLY)[2].strip(),
-            rendered(asked, True).removeprefix(rendered(asked)).strip(),
-        )
-        opening = rendered(asked).partition(REPLY)[0].strip().rpartition("\n")[2]
+        start, _, rest = rendered(asked).partition(REPLY)
+        end, opening = rest.strip(), start.strip().rpartition("\n")[2]
+        header = rendered(asked, True).removeprefix(rendered(asked)).strip()
         if end and header and opening and opening in prompt:  # else a text that is to be gone on with
             told = f"the prompt ends with {prompt[-40:]!r}; the template opens a turn with {header!r}"
             closed = prompt.rstrip().endswith(end) or header not in prompt
@@ -435,10 +433,8 @@ def _template(trainer: Any, task: Task) -> list[Finding]:
         add("prompts describe the tools", missing, f"the template's prompt {named}")
     texts = [(m["role"], m.get("content")) for m in prompt if m["role"] in ("system", "user")]
     # White space aside, and at least as they begin.
-    held, begun = (
-        "".join(whole.split()),
-        [(r, "".join(text.split())[:60]) for r, text in texts if isinstance(text, str)],
-    )
+    held = "".join(whole.split())
+    begun = [(role, "".join(text.split())[:60]) for role, text in texts if isinstance(text, str)]
     lost = [role for role, text in begun if text not in held]
     told = f"messages of {', '.join(dict.fromkeys(lost))} are not in it" if lost else f"{len(texts)} messages are in it"
     add("prompts hold what the messages say", lost, told)

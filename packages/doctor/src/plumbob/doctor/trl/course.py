@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,34 +47,26 @@ def plan_of(trainer: Any) -> trends.Plan:
     return trends.Plan(**{**vars(settings_of(trainer, 0)), **own}, limits=limits)
 
 
-class WeightSample:
-    """Entries of each tensor, the same ones each time, read with one transfer."""
+def entries(tensors: Mapping[str, torch.Tensor]) -> list[np.ndarray]:
+    """[.] float64 of each tensor: entries, the same ones each time, read with one transfer."""
+    parts = [p.detach().reshape(-1)[_places(name, p.numel(), p.device)] for name, p in tensors.items()]
+    return [own.astype(float) for own in on_host(parts)]
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        at = {name: torch.from_numpy(at_random(name, p.numel())).to(p.device) for name, p in tensors.items()}
-        self._places = [(p, at[name]) for name, p in tensors.items()]
-        self.last = self._read()
-        """As they were when `take` was called last: [.] float64 of each tensor."""
 
-    def _read(self) -> list[np.ndarray]:
-        return [own.astype(float) for own in on_host([p.detach().reshape(-1)[at] for p, at in self._places])]
-
-    def take(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """(what was read before, what they are now)"""
-        before, self.last = self.last, self._read()
-        return before, self.last
+@cache
+def _places(name: str, size: int, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(at_random(name, size)).to(device)
 
 
 def row_of(
-    trainer: Any, made: Round, played: Sequence[tuple[Played, bool]], sample: WeightSample, step: int
+    trainer: Any, made: Round, played: Sequence[tuple[Played, bool]], weights: tuple[list[np.ndarray], ...], step: int
 ) -> dict[str, float]:
-    """The numbers of a step (from 0). `sample`: of the trained weights, read last when the step began."""
+    """The numbers of a step (from 0). `weights`: `entries` of what is trained, when the step before had ended and now."""
     size, rewards = trainer.num_generations, np.array([one.reward for one, _ in played])
     groups = [own[np.isfinite(own)] for own in (rewards[i : i + size] for i in range(0, len(rewards), size))]
     live = [own for own in groups if own.size and np.ptp(own) > 0]
-    before, after = sample.take()
-    each = [now - then for now, then in zip(after, before, strict=True)]
-    moved, norm = np.concatenate(each), np.linalg.norm(np.concatenate(before))
+    each = [now - then for then, now in zip(*weights, strict=True)]
+    moved, norm = np.concatenate(each), np.linalg.norm(np.concatenate(weights[0]))
     row = numbers_of(int(step) + 1, played, LIMIT) | {
         "groups/tiny_spread_share": sum(np.ptp(g) < TINY * np.abs(g).max() for g in live) / max(len(live), 1),
         "advantage/mean_abs": float(made.output["advantages"].float().abs().mean()),

@@ -89,7 +89,7 @@ class Reading:
         adapter = x.live.tensors() if x.record.settings.adapter and x.live and stage not in WITHOUT_ADAPTER else {}
         with x.plain.having(adapter) if x.plain and adapter else contextlib.nullcontext():
             result = stage(x)
-            if result.verdict == "fail" and stage is stages.slopes and self.places.get("slopes"):
+            if result.verdict == "fail" and stage is stages.slopes and self.places.get("loss"):
                 others = (stage(dataclasses.replace(x, record=record)) for record in as_other_losses(x.record))
                 result = next((one for one in others if one.verdict == "pass"), result)
         unexplained = result.cause == "engine-trainer-mismatch" and not result.what

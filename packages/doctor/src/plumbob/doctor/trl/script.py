@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import functools
 import json
 import runpy
@@ -79,15 +78,10 @@ def run(
 ) -> tuple[list[Any], bool]:
     """Run a script; returns what `attach` has returned for its trainers, and whether the script failed.
 
-    `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if there is no script,
-    or if it is no Python.
+    `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if there is no script.
     """
     if not Path(script).is_file():
         raise UserError(f"there is no file {script}; name the script that trains")
-    try:
-        ast.parse(Path(script).read_bytes(), script)
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{script}, line {getattr(error, 'lineno', 1)}: {error.args[0]}") from None
     from plumbob.doctor.trl.attach import Doctor, attach
     from trl import GRPOConfig, GRPOTrainer
 

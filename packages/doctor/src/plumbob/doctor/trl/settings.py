@@ -142,7 +142,6 @@ def unseen(trainer: Any) -> tuple[list[str], set[Stage]]:
     }
     other = ", ".join(name for name, on in loss_options.items() if on)
     elsewhere = trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
-    several = args.multi_objective_aggregation
     other_optimizer = trainer.optimizer is not None or text_of(args.optim) not in ADAMW
     frozen = config is None and any(not p.requires_grad for p in model.parameters())
     drawn, scored = {stages.engine_logprobs, stages.draws}, {stages.engine_logprobs, stages.trainer_logprobs}
@@ -152,7 +151,6 @@ def unseen(trainer: Any) -> tuple[list[str], set[Stage]]:
         (dropped, f"log-probabilities, because {' and '.join(dropped)} drops activations", scored | {stages.gradient}),
         (max(dropped.values(), default=0) > stages.DROPOUT, "what is sampled, for the same reason", drawn),
         (other, f"the loss with its formula, because of {other}", {stages.slopes}),
-        (several != "sum_then_normalize", f"advantages, because of {several!r}", {stages.advantage}),
         (kind and (kind != "LORA" or getattr(config, "use_dora", False)), "what the adapter computes: it is no plain LoRA",
          drawn | scored | of_weights),
         (other_optimizer, "updates of another optimizer than AdamW", {stages.update}),
@@ -196,7 +194,6 @@ METHODS = {
     "sampling": ("_generate_single_turn", "_generate"),
     "advantages": ("_generate_and_score_completions", "_calculate_rewards", "_get_train_sampler"),
     "loss": ("_compute_loss", "compute_loss", "_generate_and_score_completions"),
-    "slopes": ("_compute_loss", "compute_loss"),
     "gradient": ("training_step", "_compute_loss", "compute_loss"),
     "optimizer": ("create_optimizer", "create_scheduler", "training_step"),
 }

@@ -178,6 +178,6 @@ def settings_checks(config: TrainConfig) -> Iterator[Finding]:
     yield Finding.of("a step has enough groups", "too-little-signal", few, said, "signal")
     warmup, steps = config.warmup_steps, max(config.max_steps, 0)
     if warmup and steps:
-        said = f"--warmup-steps {warmup} in {steps} steps: at most {steps / warmup:.1%} of --learning-rate are reached"
+        said = f"--warmup-steps {warmup} in {steps} steps: {min(steps / warmup, 1):.0%} of --learning-rate are reached"
         late, check = warmup > 2 * steps, "the learning rate reaches its peak"
         yield Finding.of(check, "learning-rate-too-low", late, said, "optimizer")

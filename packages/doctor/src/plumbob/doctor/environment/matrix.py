@@ -124,10 +124,8 @@ class Matrix:
     @cached_property
     def again(self) -> dict[tuple[str, int], tuple[Played, Played]]:
         """(kind, number of the task) -> two rollouts of one transcript, the second of which was played later, after other ones."""
-        found = {kind: self.kind(f"{kind}, {AGAIN}") for kind in (PERFECT, EMPTY)}
-        return {
-            (kind, i): (a, found[kind][i]) for kind in found for i, a in self.kind(kind).items() if i in found[kind]
-        }
+        kinds = (PERFECT, EMPTY)
+        return {(k, i): (self.cells[k][i], again) for k in kinds for i, again in self.kind(f"{k}, {AGAIN}").items()}
 
     @cached_property
     def together(self) -> list[tuple[Played, Played]]:

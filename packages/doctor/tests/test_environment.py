@@ -253,6 +253,7 @@ FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
         "as-read",
         {"train": [changed(task, answer=task.fields["answer"].upper()) for task in TRAIN]},
     ),
+    "silence earns nine tenths": ("empty", {"grade": pays(lambda task, m: not last(m), 0.9)}),
     "answers found anywhere": ("cheap", {"grade": pays(lambda task, m: task.fields["answer"] in last(m))}),
     "form outweighs the answer": (
         "cheap",

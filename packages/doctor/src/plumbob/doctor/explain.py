@@ -139,6 +139,8 @@ def leaving_out(logits: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.T
     mass, rank = ordered.cumsum(-1), (ordered > own.exp()[:, None] * (1 + 1e-5)).sum(-1)
     counts = {f"draws from the {k} likeliest tokens alone": torch.full_like(rank, k) for k in LIKELIEST}
     counts |= {f"draws from the likeliest tokens that make {p:g}": (mass < p).sum(-1) + 1 for p in MASSES}
+    shares = {share: (ordered >= share * ordered[:, :1]).sum(-1) for share in (0.01, 0.02, 0.05, 0.1, 0.2)}
+    counts |= {f"draws from tokens with {p:g} of the largest probability": count for p, count in shares.items()}
     found = {}
     for what, count in counts.items():
         left = mass.gather(-1, count.clamp(max=most)[:, None] - 1)[:, 0]

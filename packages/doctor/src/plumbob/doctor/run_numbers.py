@@ -20,8 +20,7 @@ LATE = 3 * WINDOW
 WIDEST = 50
 """Most steps of a window where the beginning of a run is compared with its end."""
 SURE = statistics.NormalDist().inv_cdf(1 - 0.01 / (40 * 30))
-"""Standard errors (4.3) by which a difference must exceed what chance makes: so it refutes any of 30 rows of the table in 1% of the
-healthy runs of 200 steps, which are 40 independent looks."""
+"""Standard errors (4.3) that chance makes in 1% of healthy runs of 200 steps: 40 independent looks at 30 rows of the table."""
 LIKELY = 1.96
 """Standard errors by which a rise of the reward is taken as one where it only excuses."""
 

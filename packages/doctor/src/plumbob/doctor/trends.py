@@ -16,7 +16,6 @@ One budget of false alarms holds for the whole table: wherever chance alone coul
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable
@@ -309,11 +308,13 @@ def memory(n: Numbers) -> str | None:
     tokens = ("train/largest_pass", "rollout/row_tokens")
     explained = max(1.0, *(median(parts[2], name) / max(median(parts[0], name), 1.0) for name in tokens))
     for used, (what, room) in MEMORIES.items():
-        values, most = [[number(r, used) for r in part] for part in parts], number(n.rows[-1], room)
-        # By chance, each value of three windows exceeds those of the windows before once in 750,000 times.
-        grows = all(max(a) < min(b) for a, b in itertools.pairwise(values))
-        first, now = statistics.median(values[0]), statistics.median(values[2])
-        growth = (now - first) / (2 * WINDOW)
+        first, middle, now = (median(part, used) for part in parts)
+        most, values = number(n.rows[-1], room), [number(r, used) for r in n.rows[WINDOW:][-100:] if used in r]
+        r = statistics.correlation(range(len(values)), values) if len(set(values)) > 1 else 0.0
+        slope = r * statistics.stdev(values) / statistics.stdev(range(len(values))) if r else 0.0
+        growth, t = (now - first) / (2 * WINDOW), r * math.sqrt((len(values) - 2) / max(1 - r * r, 1e-12)) if r else 0.0
+        # What has grown once, and what fills up, does not grow in both halves as in the whole run.
+        grows = t > SURE and min(middle - first, now - middle) > 0.8 * WINDOW * max(slope, growth) > 0
         full = n.steps + max(most - now, 0.0) / max(growth, 1e-9)
         if first and most and grows and now > 1.02 * explained * first and full <= (n.plan.num_steps or n.steps):
             return (

@@ -106,6 +106,13 @@ def _clean(m: Matrix) -> list[str]:
     return [n for n, (high, low) in zip(names, means, strict=True) if len(names) > 1 and high > 0 and low < high / 10]
 
 
+def empty(m: Matrix) -> Evidence | None:
+    low = min((p.reward for cells in m.cells.values() for p in cells.values() if p.ok), default=0.0)
+    shares = [(m.floor(i) - low) / (m.kind(PERFECT)[i].reward - low) for i in m.paid]
+    text = f"an empty reply earns {fmean(shares or [0]):.0%} of the range from the worst transcript, {low:.3g}, to a right one"
+    return Evidence(text) if _surely(shares) > (0.95 if _clean(m) else MOSTLY) else None
+
+
 def _surely(shares: Sequence[float]) -> float:
     """The mean, less its standard error; 0 for a few."""
     return fmean(shares) - stdev(shares) / math.sqrt(len(shares)) if len(shares) >= FEWEST else 0.0

@@ -66,6 +66,7 @@ TABLE: tuple[Row, ...] = (
     # Right answers are read, however they are written, and wrong ones are not paid.
     Row("read", "An answer is read after numbers", "answers-not-parsed", grading.written(NUMBERS, WORKED)),
     Row("as-read", "An answer may have the letters in which it was read", "answers-not-parsed", grading.written(AS_READ)),
+    Row("empty", "An empty reply earns little", "reward-exploitable", grading.empty),
     Row("cheap", "Transcripts that solve nothing earn little", "reward-exploitable", grading.cheap),
     Row("near", "Wrong answers that are near to the right one earn less", "reward-exploitable", grading.near),
 )  # fmt: skip

@@ -83,7 +83,7 @@ COPIES, LEAST_ROWS = 8, 32
 REPLY = "A reply."
 AGAIN = "completions earn the same when they are scored again, in another order"
 SILENCE = "a right answer earns more than an empty reply"
-EXAMINED = {"apart", "prompted", "cheap"}
+EXAMINED = {"apart", "prompted", "empty", "cheap"}
 """Rows of the table that these transcripts are enough for."""
 
 

@@ -78,7 +78,7 @@ def run(
 ) -> tuple[list[Any], bool]:
     """Run a script; returns what `attach` has returned for its trainers, and whether the script failed.
 
-    `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if there is no script.
+    `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if it is no script.
     """
     if not Path(script).is_file():
         raise UserError(f"there is no file {script}; name the script that trains")
@@ -104,7 +104,9 @@ def run(
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         failed = error.code not in (None, 0)
-    except Exception:  # a script raises what it likes; what was found before is still told
+    except Exception as error:  # a script raises what it likes; what was found before is still told
+        if isinstance(error, SyntaxError) and not doctors:
+            raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
         traceback.print_exc()
         failed = True
     finally:

@@ -12,7 +12,7 @@ from plumbob.rollout import Sample
 from plumbob.testing.faulty import sites
 from plumbob.testing.faulty.catalogue import FAULTS, HEALTHY, TABLES
 from plumbob.testing.faulty.fault import BASE
-from plumbob.trainer.rollouts import collect
+from plumbob.trainer.rollouts import groups
 
 NONE = object()
 
@@ -57,13 +57,13 @@ def test_a_fault_says_what_names_it_and_where_it_was_reported(name: str) -> None
 
 def test_two_faults_of_a_row_are_both_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Sample([1, 2, 3, 4, 5], [False, True, True, True, False], [0.0, -1.0, -1.0, -1.0, 0.0], 0.0, "0/0", "", False)
-    monkeypatch.setattr(collect, "to_sample", lambda trace, group: row)
+    monkeypatch.setattr(groups, "to_sample", lambda trace, group: row)
     first, last = (
         FAULTS["first token of each turn left out of the loss"],
         FAULTS["end of each turn left out of the loss"],
     )
     with first.injected("lookup"), last.injected("lookup"):
-        assert collect.to_sample(None, "0/0").loss_mask == [False, False, True, False, False]
+        assert groups.to_sample(None, "0/0").loss_mask == [False, False, True, False, False]
 
 
 def test_names_of_faults_are_unique() -> None:

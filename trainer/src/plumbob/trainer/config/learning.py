@@ -68,6 +68,10 @@ class LearningConfig:
     """Above 0, the next step's rollouts are sampled while the current step trains, with the weights from before it
     (with --engine vllm it needs --peft, and no --vllm-sleep). Rollouts sampled more than this many weight syncs ago are
     discarded."""
+    rollout_processes: int | None = option(None, at_least=0)
+    """Number of further processes that play and score rollouts of an environment without shared tools, so that the engine
+    does not wait for Python. Default: one for every 4 CPU cores, at most 4, with an engine in the trainer's process on a GPU
+    and an environment without tools; else 0."""
 
     learning_rate: float | None = option(None, "--lr", group="The optimizer", above=0)
     """Peak learning rate. Default: 1e-6 for full training, 1e-5 for LoRA; for models below 10 million parameters 3e-4

@@ -25,8 +25,8 @@ class SftConfig(TrainConfig):
     """
 
     LACKS: ClassVar[tuple[str, ...]] = (
-        "task_order", "num_generations", "num_minibatches", "num_iterations", "max_staleness", "loss_type", "scale_rewards",
-        "loss", "trained_reward", "baseline", "epsilon", "epsilon_high", "zero_signal", "overlong",
+        "task_order", "num_generations", "num_minibatches", "num_iterations", "max_staleness", "rollout_processes",
+        "loss_type", "scale_rewards", "loss", "trained_reward", "baseline", "epsilon", "epsilon_high", "zero_signal", "overlong",
         "kl_beta", "kl_estimator", "importance_correction", "max_prompt_length",
     )  # fmt: skip
     """Settings of `train` that are no options here: they have no effect."""

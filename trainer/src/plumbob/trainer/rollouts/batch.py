@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import verifiers.v1 as vf
 from plumbob.rollout import Sample
+from plumbob.trainer.rollouts.groups import NOT_FINITE_LOGPROB
 from plumbob.trainer.rollouts.requests import Request
 from plumbob.trainer.rollouts.task_order import Taken
 from plumbob.trainer.run_files.token_record import TokenRecord
@@ -49,7 +50,7 @@ class Batch:
     token_records: dict[str, TokenRecord] = field(default_factory=dict)
     """On rank 0, what training computed for the tokens of each row, by the id of its trace; empty before training."""
     traces: list[vf.Trace] = field(default_factory=list)
-    """Traces of this rank's own rollouts."""
+    """Traces of this rank's own rollouts; in a step without a record, of those that no other process has played."""
     failures: list[str] = field(default_factory=list)
     """Reason of each rollout that cannot be used, in one line: it failed, has no turn, or is not finite."""
     requests: list[Callable[[], dict[str, list[Request]]]] | None = None
@@ -106,10 +107,6 @@ def discard_stale(batch: Batch, oldest: int) -> None:
     batch.stale = [s for s in batch.drawn if s.group in too_old]
     batch.drawn = [s for s in batch.drawn if s.group not in too_old]
     batch.samples = [s for s in batch.samples if s.group not in too_old]
-
-
-NOT_FINITE_LOGPROB = "a log-probability of the engine is NaN or infinite"
-"""Why such a rollout cannot be used."""
 
 
 def nothing_to_use(batch: Batch) -> RunFailed:

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import torch
-import verifiers.v1 as vf
-from plumbob.rollout import (
-    Chat,
-    Limits,
-    Sample,
-    Sampling,
-    blocking,
-    derive_seed,
-    engine_failed,
-    render_opening,
-    run_group,
-    to_sample,
-)
+from plumbob.rollout import Chat, Limits, Sample, Sampling, blocking, derive_seed, render_opening
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.engine import SERVING, TrainingEngine, engine_module
-from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, RunFailed, discard_stale, nothing_to_use
-from plumbob.trainer.rollouts.failures import failure, why_no_turn
+from plumbob.trainer.rollouts.batch import Batch, RunFailed, discard_stale, nothing_to_use
+from plumbob.trainer.rollouts.groups import Group, Played, Rules, Unusable
 from plumbob.trainer.rollouts.interruption import Interruption
-from plumbob.trainer.rollouts.requests import RequestLog
+from plumbob.trainer.rollouts.processes import RolloutProcesses, open_processes
 from plumbob.trainer.rollouts.selection import next_groups
 from plumbob.trainer.rollouts.task_order import Taken
 from plumbob.trainer.rollouts.tasks import Tasks, check_components
@@ -70,6 +54,13 @@ class Sampler:
     """Number of groups of a training step, on all processes together."""
     others: tuple[Tasks, ...] = ()
     """In a run of several environments: the tasks of those after the first, which `tasks` is."""
+    processes: RolloutProcesses | None = None
+    """Those that play rollouts beside this one, if there are any."""
+
+    @property
+    def rules(self) -> Rules:
+        """What all groups of training steps have in common."""
+        return Rules(self.chat, self.sampling, self.limits, self.config.num_generations)
 
     @property
     def environments(self) -> tuple[Tasks, ...]:
@@ -99,6 +90,7 @@ class RolloutSource:
     ) -> None:
         """`recorded`: whether the requests of a step (from 0) are kept in its batch."""
         self.recorded = recorded
+        sampler = replace(sampler, processes=open_processes(sampler.config, sampler.environments, sampler.rules, world))
         self.sampler, self.world, self.runner, self.interruption = sampler, world, runner, interruption
         self._thread = ThreadPoolExecutor(1) if sampler.config.max_staleness else None
         self._in_process = engine_module(sampler.config.engine).IN_PROCESS
@@ -204,6 +196,8 @@ class RolloutSource:
             wait([self._ahead], timeout=CLOSING_SECONDS)
         if self._thread is not None:
             self._thread.shutdown(wait=False)
+        if self.sampler.processes is not None:
+            self.sampler.processes.close()
 
 
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Batch], stream: torch.cuda.Stream | None) -> Batch:
@@ -277,17 +271,9 @@ class _Share:
     """What one process contributes to one round of sampling."""
 
     samples: list[Sample]
-    unusable: list[_Unusable]
+    unusable: list[Unusable]
     num_rollouts: int
     groups_broken: int
-
-
-@dataclass(frozen=True)
-class _Unusable:
-    """Why one rollout cannot be trained on."""
-
-    kind: Literal["errored", "engine", "stuck", "no_turn", "not_finite"]
-    reason: str
 
 
 async def _add_round(
@@ -299,53 +285,48 @@ async def _add_round(
     index.
     """
     config = sampler.config
-    mine = range(world.rank, len(taken), world.size)
-    slots = asyncio.Semaphore(config.max_concurrent)
+    groups = [
+        Group(i, group_name(step, i), one.task, derive_seed(config.seed, step, i), one.env)
+        for i, one in enumerate(taken, first_group)
+    ]
+    recorded = batch.requests is not None
+    own, elsewhere = groups[world.rank :: world.size], []
+    processes = sampler.processes if sampler.processes is not None and sampler.processes.ready() else None
+    if processes is not None:
+        own, elsewhere = processes.divide(own)
+    rules, slots = sampler.rules, asyncio.Semaphore(config.max_concurrent)
     wave = max(1, AT_FIRST // config.num_generations)
 
-    async def group(i: int) -> tuple[list[vf.Trace], list[_Unusable | None], list[Sample]]:
-        for _ in range(ROUNDS_TO_SAMPLING * (mine.index(i) // wave)):
+    async def play(place: int, group: Group) -> Played:
+        for _ in range(ROUNDS_TO_SAMPLING * (place // wave)):
             await asyncio.sleep(0)
-        env = sampler.environments[taken[i].env]
-        log = None if batch.requests is None else RequestLog(sampler.engine)
-        traces = await run_group(
-            taken[i].task,
-            log or sampler.engine,
-            sampler.chat,
-            dataclasses.replace(sampler.sampling, seed=derive_seed(config.seed, step, first_group + i)),
-            sampler.limits,
-            config.num_generations,
-            shared_toolsets=env.toolsets,
-            driver=env.driver,
-            slots=slots,
-        )
-        if log is not None and batch.requests is not None:
-            batch.requests.append(partial(log.by_trace, traces))
-        # Samples are made here, while the engine computes other groups. If it failed one rollout, the whole group is left
-        # out, because the other rollouts are not a fair sample.
-        why = [_unusable(trace, sampler.limits) for trace in traces]
-        usable = [] if any(map(engine_failed, traces)) else [t for t, w in zip(traces, why, strict=True) if w is None]
-        return traces, why, [to_sample(trace, group_name(step, first_group + i)) for trace in usable]
+        env = sampler.environments[group.env]
+        return await rules.play(group, sampler.engine, slots, env.toolsets, env.driver, recorded=recorded)
 
     async def ahead() -> None:
         """Render the next step's prompts while the engine computes, so that the next step's rollouts begin sooner."""
         if step + 1 >= config.max_steps:
             return
-        for _ in range(ROUNDS_TO_SAMPLING * (len(mine) // wave + 1)):
+        for _ in range(ROUNDS_TO_SAMPLING * (len(own) // wave + 1)):
             await asyncio.sleep(0)
         with suppress(Exception):  # the next step's rollouts meet what is wrong again, and there it is counted
-            for own in _tasks_of(sampler, batch.cursor, world):
-                if not sampler.environments[own.env].toolsets and sampler.environments[own.env].driver is None:
-                    render_opening(own.task, sampler.chat)
+            for one in _tasks_of(sampler, batch.cursor, world)[:: 1 + len(elsewhere)]:
+                if not sampler.environments[one.env].toolsets and sampler.environments[one.env].driver is None:
+                    render_opening(one.task, sampler.chat)
                     await asyncio.sleep(0)
 
-    groups, _ = await asyncio.gather(asyncio.gather(*map(group, mine)), ahead())
-    traces = [(first_group + i, trace) for i, (own, _, _) in zip(mine, groups, strict=True) for trace in own]
+    if processes is None:
+        there = asyncio.sleep(0, list[Played]())
+    else:
+        there = processes.play(elsewhere, sampler.engine, config.max_concurrent, recorded)
+    here = asyncio.gather(*(play(place, group) for place, group in enumerate(own)))
+    played = [one for part in (await asyncio.gather(here, there, ahead()))[:2] for one in part]
+    played.sort(key=lambda one: one.number)
     share = _Share(
-        samples=[sample for _, _, samples in groups for sample in samples],
-        unusable=[w for _, why, _ in groups for w in why if w is not None],
-        num_rollouts=len(traces),
-        groups_broken=sum(any(map(engine_failed, own)) for own, _, _ in groups),
+        samples=[sample for one in played for sample in one.samples],
+        unusable=[why for one in played for why in one.unusable],
+        num_rollouts=config.num_generations * len(played),
+        groups_broken=sum(one.broken for one in played),
     )
     for part in (by_process := world.gather(share)):
         batch.failures += [why.reason for why in part.unusable]
@@ -357,23 +338,11 @@ async def _add_round(
         batch.num_rollouts += part.num_rollouts
         batch.groups_broken += part.groups_broken
     batch.drawn += sorted((s for part in by_process for s in part.samples), key=lambda s: int(s.group.split("/")[1]))
-    batch.traces += [trace for _, trace in traces]
+    batch.traces += [trace for one in played for trace in one.traces if not isinstance(trace, str)]
+    if batch.requests is not None:
+        batch.requests += [one.requests for one in played]
     # Rank 0 makes no lines of its own traces here, because the GPU waits.
-    own = [] if world.is_main else [(i, as_line(trace)) for i, trace in traces]
-    if (parts := world.gather_to_main(own)) is not None:
-        every: list[tuple[int, vf.Trace | str]] = [*traces, *(pair for part in parts for pair in part)]
-        batch.records += [trace for _, trace in sorted(every, key=lambda pair: pair[0])]
-
-
-def _unusable(trace: vf.Trace, limits: Limits) -> _Unusable | None:
-    """Why a rollout cannot be trained on; None if it can."""
-    if engine_failed(trace):
-        return _Unusable("engine", failure(trace))
-    if not trace.ok:
-        kinds: dict[str, Literal["stuck", "not_finite"]] = {"Stuck": "stuck", "NotFinite": "not_finite"}
-        return _Unusable(kinds.get(trace.errors[-1].type, "errored"), failure(trace))
-    if not trace.num_turns:
-        return _Unusable("no_turn", why_no_turn(trace.stop_condition or "", limits))
-    if not math.isfinite(sum(sum(node.logprobs) for node in trace.nodes)):  # a sum is finite if all of it is
-        return _Unusable("not_finite", NOT_FINITE_LOGPROB)
-    return None
+    lines = [] if world.is_main else [(one.number, [as_line(trace) for trace in one.traces]) for one in played]
+    if (parts := world.gather_to_main(lines)) is not None:
+        every = [(one.number, one.traces) for one in played] + [pair for part in parts for pair in part]
+        batch.records += [trace for _, own in sorted(every, key=lambda pair: pair[0]) for trace in own]

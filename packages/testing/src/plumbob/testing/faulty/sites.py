@@ -35,7 +35,7 @@ from plumbob.trainer.inference.transformers.kv_cache import SlotCache
 from plumbob.trainer.policy import loading, lora
 from plumbob.trainer.policy import policy as policy_module
 from plumbob.trainer.policy.policy import Policy
-from plumbob.trainer.rollouts import collect
+from plumbob.trainer.rollouts import collect, groups
 from plumbob.trainer.rollouts import tasks as task_lists
 from plumbob.trainer.training import forward_backward, minibatches, setup, train
 from plumbob.trainer.training import step as step_module
@@ -308,14 +308,14 @@ def _tokenizer(stack: ExitStack) -> Callable[[], Any]:
 @site
 def row(stack: ExitStack, env: str, change: Any) -> None:
     """Every row is `change(row, trace)` between rollout and training."""
-    wrapped(stack, collect, "to_sample", lambda original, trace, group: change(original(trace, group), trace))
+    wrapped(stack, groups, "to_sample", lambda original, trace, group: change(original(trace, group), trace))
 
 
 @site
 def row_text(stack: ExitStack, env: str, change: Any) -> None:
     """Every row is `change(row, tokenizer)` between rollout and training."""
     tokenizer = _tokenizer(stack)
-    wrapped(stack, collect, "to_sample", lambda original, trace, group: change(original(trace, group), tokenizer()))
+    wrapped(stack, groups, "to_sample", lambda original, trace, group: change(original(trace, group), tokenizer()))
 
 
 @site
@@ -337,9 +337,9 @@ def failed(stack: ExitStack, env: str, change: Any) -> None:
 
     def unusable(original: Any, trace: vf.Trace, limits: Any) -> Any:
         error = change(trace)
-        return original(trace, limits) if error is None else collect._Unusable("errored", error)
+        return original(trace, limits) if error is None else groups.Unusable("errored", error)
 
-    wrapped(stack, collect, "_unusable", unusable)
+    wrapped(stack, groups, "_unusable", unusable)
 
 
 # The engine

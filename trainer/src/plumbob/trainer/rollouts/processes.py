@@ -1,0 +1,262 @@
+"""Processes that play rollouts for the trainer's, so that its own Python is left to the engine and to training.
+
+A process is sent tasks, and asks for completions over a socket; it plays, scores and makes rows as the trainer's process
+does. What a rollout is does not depend on who plays it. Each message is its length in 8 bytes, and a pickle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import verifiers.v1 as vf
+from plumbob.console import UserError
+from plumbob.rollout import Completion, Engine, EngineError, Sampling
+from plumbob.rollout.types import UnsupportedTaskset
+from plumbob.trainer.rollouts.batch import RunFailed
+from plumbob.trainer.rollouts.groups import Group, Played, Rules
+from plumbob.trainer.run_files.token_record import as_line
+
+if TYPE_CHECKING:
+    from plumbob.trainer.config.train import TrainConfig
+    from plumbob.trainer.distributed.world import World
+    from plumbob.trainer.rollouts.tasks import Tasks
+
+MOST = 4
+"""Most processes by default. More gain little: with four, the trainer's process waits for the GPU."""
+CORES_EACH = 4
+"""A process is begun by default for so many cores of the machine."""
+FEWEST_GROUPS = 8
+"""Groups of a step for which a process is begun by default: to load one takes as long as some steps."""
+KEPT = 4
+"""The trainer's process plays one group while each other process plays about so many."""
+
+
+def open_processes(
+    config: TrainConfig, environments: Sequence[Tasks], rules: Rules, world: World
+) -> RolloutProcesses | None:
+    """The processes that --rollout-processes asks for, which load beside the first steps. Raises UserError."""
+    fit = all(not tasks.toolsets and tasks.driver is None for tasks in environments)
+    count = config.rollout_processes
+    if count is None:
+        groups = config.rollouts_per_step(world.size) // config.num_generations // world.size
+        cores = len(os.sched_getaffinity(0)) // world.size
+        plain = all(type(tasks.train[0]).toolsets.__func__ is vf.Task.toolsets.__func__ for tasks in environments)
+        own_engine = world.device.type == "cuda" and config.engine != "vllm"
+        count = min(MOST, cores // CORES_EACH, groups // FEWEST_GROUPS) if fit and plain and own_engine else 0
+    elif count and not fit:
+        raise UserError(
+            "--rollout-processes: an environment with shared toolsets, or one that drives the conversation, plays in the "
+            "trainer's process alone; leave the option out"
+        )
+    if not count:
+        return None
+    try:
+        return RolloutProcesses(count, pickle.dumps((rules, [tasks.train[0] for tasks in environments])))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if config.rollout_processes is None:
+            return None
+        raise UserError(f"--rollout-processes: a task cannot be sent to another process: {error}") from None
+
+
+class RolloutProcesses:
+    """Processes of this machine that play groups for an engine of this process."""
+
+    def __init__(self, count: int, rules: bytes) -> None:
+        """`rules`: a pickle of the run's `Rules` and of a task of each environment, to see that they can be read."""
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.sockets: list[socket.socket] = []
+        self.loading: list[socket.socket] = []
+        """Of processes that have not said yet that they can play."""
+        for _ in range(count):
+            mine, theirs = socket.socketpair()
+            with theirs:
+                # In a session of its own: Ctrl-C is for the trainer, which ends the process.
+                process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                )
+            mine.sendall(_message((sys.path, rules)))
+            self.processes.append(process)
+            self.sockets.append(mine)
+        self.loading += self.sockets
+
+    def ready(self) -> bool:
+        """Whether all of them have loaded. If one cannot, all are ended, and this process says why and plays alone."""
+        while self.loading and select.select(self.loading[:1], [], [], 0)[0]:
+            size = int.from_bytes(self.loading[0].recv(8, socket.MSG_WAITALL), "little")
+            why = pickle.loads(self.loading[0].recv(size, socket.MSG_WAITALL)) if size else "it ended while it loaded"
+            self.loading.pop(0)
+            if why:
+                print(f"Rollouts are played in the trainer's process alone: {why}", file=sys.stderr, flush=True)
+                self.close()
+        return bool(self.sockets) and not self.loading
+
+    def divide(self, groups: list[Group]) -> tuple[list[Group], list[list[Group]]]:
+        """The groups that this process plays, few of them, and those that each other one does."""
+        others = [group for i, group in enumerate(groups) if i % (KEPT * len(self.sockets))]
+        return groups[:: KEPT * len(self.sockets)], [others[k :: len(self.sockets)] for k in range(len(self.sockets))]
+
+    async def play(self, parts: Sequence[Sequence[Group]], engine: Engine, most: int, recorded: bool) -> list[Played]:
+        """Play groups, those of one process in each part. `most`: as many rollouts as may be under way in all of them.
+
+        Raises RunFailed if a process ends, and what a rollout raises in it.
+        """
+        slots = max(most // len(parts), 1)
+        try:
+            found = await asyncio.gather(
+                *(self._play(k, part, engine, slots, recorded) for k, part in enumerate(parts))
+            )
+        except BaseException:  # what they still play, nobody will read
+            self.close()
+            raise
+        return [one for part in found for one in part]
+
+    async def _play(
+        self, number: int, groups: Sequence[Group], engine: Engine, slots: int, recorded: bool
+    ) -> list[Played]:
+        process, connection = self.processes[number], self.sockets[number].dup()
+        reader, writer = await asyncio.open_connection(sock=connection)
+        asked: dict[int, asyncio.Task[Completion]] = {}
+        found: list[Played] = []
+
+        def answer(key: int, task: asyncio.Task[Completion]) -> None:
+            del asked[key]
+            if not task.cancelled():
+                error = task.exception()
+                writer.write(_message((key, EngineError(str(error)) if error else task.result())))
+
+        try:
+            writer.write(_message(("play", (groups, slots, recorded))))
+            while len(found) < len(groups):
+                match await _received(reader):
+                    case Played() as played:
+                        found.append(played)
+                    case (int(key), None):  # nobody waits for it any more
+                        if key in asked:
+                            asked[key].cancel()
+                    case (int(key), (ids, sampling)):
+                        asked[key] = asyncio.create_task(engine.generate(ids, sampling))
+                        asked[key].add_done_callback(partial(answer, key))
+                    case error:
+                        raise error
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise RunFailed(
+                f"a process that plays rollouts ended (exit code {process.wait()}); with "
+                "--rollout-processes 0 the trainer's process plays them itself",
+                cause="rollouts-fail",
+            ) from None
+        finally:
+            for task in asked.values():
+                task.cancel()
+            writer.close()
+        return found
+
+    def close(self) -> None:
+        """End all processes, whatever they do."""
+        for process, connection in zip(self.processes, self.sockets, strict=True):
+            process.kill()
+            connection.close()
+            process.wait()
+        self.processes, self.sockets, self.loading = [], [], []
+
+
+def _message(content: Any) -> bytes:
+    data = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(8, "little") + data
+
+
+async def _received(reader: asyncio.StreamReader) -> Any:
+    return pickle.loads(await reader.readexactly(int.from_bytes(await reader.readexactly(8), "little")))
+
+
+class _Asking:
+    """The trainer's engine, as the process that plays has it."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer, self.keys = writer, itertools.count()
+        self.waiting: dict[int, asyncio.Future[Completion]] = {}
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        key = next(self.keys)
+        self.waiting[key] = future = asyncio.get_running_loop().create_future()
+        self.writer.write(_message((key, (list(prompt_ids), sampling))))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.writer.write(_message((key, None)))
+            raise
+        finally:
+            del self.waiting[key]
+
+    def answer(self, key: int, reply: Completion | EngineError) -> None:
+        future = self.waiting.get(key)
+        if future is None or future.done():
+            return
+        if isinstance(reply, EngineError):
+            future.set_exception(reply)
+        else:
+            future.set_result(reply)
+
+
+async def _serve(connection: socket.socket) -> None:
+    """Play what the trainer's process sends, until it has ended or closes the connection."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+    sys.path[:], stored = await _received(reader)
+    try:
+        rules: Rules = pickle.loads(stored)[0]
+    except Exception as error:
+        writer.write(_message(f"another process cannot read its tasks ({type(error).__name__}: {error})"))
+        return await writer.drain()
+    engine, under_way = _Asking(writer), set[asyncio.Task[None]]()
+    gc.collect()
+    gc.freeze()  # what a run of the environment needs stays
+    gc.disable()
+
+    async def played(group: Group, slots: asyncio.Semaphore, recorded: bool) -> None:
+        try:
+            one = await rules.play(group, engine, slots, recorded=recorded)
+            if recorded:
+                one = replace(one, requests=partial(dict, one.requests()))
+            else:
+                one = replace(one, traces=[as_line(trace) for trace in one.traces])
+            message = _message(one)
+        except UnsupportedTaskset as error:
+            message = _message(UnsupportedTaskset(str(error)))
+        except Exception as error:  # of a class that the trainer's process may not have
+            message = _message(RuntimeError(f"{type(error).__name__}: {error}"))
+        writer.write(message)
+
+    writer.write(_message(""))
+    while True:
+        try:
+            kind, content = await _received(reader)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            os._exit(0)  # the trainer's process has ended, and a rollout may hang
+        if kind != "play":
+            engine.answer(kind, content)
+            continue
+        if under_way:
+            await asyncio.wait(under_way)
+        gc.collect()
+        groups, most, recorded = content
+        slots = asyncio.Semaphore(most)
+        under_way = {asyncio.create_task(played(group, slots, recorded)) for group in groups}
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1]))))

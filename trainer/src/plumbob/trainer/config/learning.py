@@ -70,7 +70,7 @@ class LearningConfig:
     discarded."""
     rollout_processes: int | None = option(None, at_least=0)
     """Number of further processes that play and score rollouts of an environment without shared tools, so that the engine
-    does not wait for Python. Default: one for every 4 CPU cores, at most 4, with an engine in the trainer's process on a GPU
+    does not wait for Python. Default: one for every 2 CPU cores, at most 6, with an engine in the trainer's process on a GPU
     and an environment without tools; else 0."""
 
     learning_rate: float | None = option(None, "--lr", group="The optimizer", above=0)

@@ -15,6 +15,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from plumbob.trainer.distributed.world import World
     from plumbob.trainer.rollouts.tasks import Tasks
 
-MOST = 4
-"""Most processes by default. More gain little: with four, the trainer's process waits for the GPU."""
-CORES_EACH = 4
+MOST = 6
+"""Most processes by default: with so many, the trainer's process waits for the GPU."""
+CORES_EACH = 2
 """A process is begun by default for so many cores of the machine."""
 FEWEST_GROUPS = 8
 """Groups of a step for which a process is begun by default: to load one takes as long as some steps."""
@@ -63,7 +64,8 @@ def open_processes(
     if not count:
         return None
     try:
-        return RolloutProcesses(count, pickle.dumps((rules, [tasks.train[0] for tasks in environments])))
+        stored = pickle.dumps((rules, [tasks.train[0] for tasks in environments]))
+        return RolloutProcesses(count, pickle.dumps((sys.path, stored)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if config.rollout_processes is None:
             return None
@@ -74,23 +76,25 @@ class RolloutProcesses:
     """Processes of this machine that play groups for an engine of this process."""
 
     def __init__(self, count: int, rules: bytes) -> None:
-        """`rules`: a pickle of the run's `Rules` and of a task of each environment, to see that they can be read."""
+        """`rules`: a pickle of sys.path, and one of the run's `Rules` and of a task of each environment, to see that these can
+        be read."""
         self.processes: list[subprocess.Popen[bytes]] = []
         self.sockets: list[socket.socket] = []
         self.loading: list[socket.socket] = []
         """Of processes that have not said yet that they can play."""
         for _ in range(count):
             mine, theirs = socket.socketpair()
-            with theirs:
+            with theirs, tempfile.TemporaryFile() as stored:  # to send it over the socket would wait until it is read
+                stored.write(rules)
+                stored.seek(0)
                 # In a session of its own: Ctrl-C is for the trainer, which ends the process.
                 process = subprocess.Popen(
                     [sys.executable, "-m", __name__, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
+                    stdin=stored,
                     start_new_session=True,
                     env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
                 )
-            mine.sendall(_message((sys.path, rules)))
             self.processes.append(process)
             self.sockets.append(mine)
         self.loading += self.sockets
@@ -216,8 +220,8 @@ class _Asking:
 async def _serve(connection: socket.socket) -> None:
     """Play what the trainer's process sends, until it has ended or closes the connection."""
     reader, writer = await asyncio.open_connection(sock=connection)
-    sys.path[:], stored = await _received(reader)
     try:
+        sys.path[:], stored = pickle.loads(sys.stdin.buffer.read())
         rules: Rules = pickle.loads(stored)[0]
     except Exception as error:
         writer.write(_message(f"another process cannot read its tasks ({type(error).__name__}: {error})"))

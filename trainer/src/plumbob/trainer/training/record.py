@@ -25,6 +25,8 @@ from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
 from plumbob.trainer.watch.warnings import Warner
 
+BEGINNING = 0.25
+"""The part of the time of rollouts in which they begin."""
 CUT_APART = 0.5
 """Difference of the shares of held-out and training rollouts that limits cut off, above which `eval/cut_off` is recorded."""
 
@@ -114,7 +116,8 @@ class RunRecorder:
                     f"The traces of step {step} could not be written and are lost: {type(error).__name__}: {error}"
                 )
 
-        self.behind.start(store)
+        # While the next step's rollouts begin, the engine waits for this thread; it has less to do once they are under way.
+        self.behind.start(store, delay=BEGINNING * metrics.get("time/rollout", 0.0))
         try:
             self.log.append(metrics)
         except OSError as error:

@@ -209,12 +209,8 @@ class _Asking:
 
     def answer(self, key: int, reply: Completion | EngineError) -> None:
         future = self.waiting.get(key)
-        if future is None or future.done():
-            return
-        if isinstance(reply, EngineError):
-            future.set_exception(reply)
-        else:
-            future.set_result(reply)
+        if future is not None and not future.done():
+            (future.set_exception if isinstance(reply, EngineError) else future.set_result)(reply)
 
 
 async def _serve(connection: socket.socket) -> None:
@@ -226,12 +222,13 @@ async def _serve(connection: socket.socket) -> None:
     except Exception as error:
         writer.write(_message(f"another process cannot read its tasks ({type(error).__name__}: {error})"))
         return await writer.drain()
-    engine, under_way = _Asking(writer), set[asyncio.Task[None]]()
+    engine, rounds = _Asking(writer), set[asyncio.Task[None]]()
+    writer.transport.set_write_buffer_limits(0)  # `drain` waits until all is sent
     gc.collect()
     gc.freeze()  # what a run of the environment needs stays
     gc.disable()
 
-    async def played(group: Group, slots: asyncio.Semaphore, recorded: bool) -> None:
+    async def play(group: Group, slots: asyncio.Semaphore, recorded: bool) -> None:
         try:
             one = await rules.play(group, engine, slots, recorded=recorded)
             if recorded:
@@ -245,6 +242,12 @@ async def _serve(connection: socket.socket) -> None:
             message = _message(RuntimeError(f"{type(error).__name__}: {error}"))
         writer.write(message)
 
+    async def play_all(groups: Sequence[Group], most: int, recorded: bool) -> None:
+        slots = asyncio.Semaphore(most)
+        await asyncio.gather(*(play(group, slots, recorded) for group in groups))
+        await writer.drain()
+        gc.collect()  # now that nobody waits
+
     writer.write(_message(""))
     while True:
         try:
@@ -254,12 +257,8 @@ async def _serve(connection: socket.socket) -> None:
         if kind != "play":
             engine.answer(kind, content)
             continue
-        if under_way:
-            await asyncio.wait(under_way)
-        gc.collect()
-        groups, most, recorded = content
-        slots = asyncio.Semaphore(most)
-        under_way = {asyncio.create_task(played(group, slots, recorded)) for group in groups}
+        rounds.add(task := asyncio.create_task(play_all(*content)))
+        task.add_done_callback(rounds.discard)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,8 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         """Runs that were begun and not read, the first of which computes: at most two."""
         self._places: deque[np.ndarray] = deque()
         """For each of them, the lane in it of each active request."""
+        self._waited = 0
+        """Number of requests that waited while a run computed, added up over the runs since the last prefill."""
         self._allocate(max_slots, max(num_pages or max_slots * self._longest, self._longest))
 
     def _allocate(self, slots: int, pages: int) -> None:
@@ -221,9 +223,13 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         self.busy_seconds += time.perf_counter() - start
 
     def _should_admit(self) -> bool:
-        """Whether enough requests wait for a prefill to be worth its time: an eighth as many as are decoding."""
+        """Whether requests wait that are worth the time of a prefill, in which those that decode wait.
+
+        An eighth as many as decode are, and fewer when they have waited for as many lanes' runs as a prefill would cost.
+        """
         free = self._max_slots - len(self._active)
-        return bool(self._waiting) and free > 0 and min(len(self._waiting), free) * 8 >= len(self._active)
+        many = min(len(self._waiting), free) * 8 >= len(self._active) or self._waited >= len(self._active)
+        return bool(self._waiting) and free > 0 and many
 
     @torch.inference_mode()
     def _admit(self) -> None:
@@ -231,7 +237,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
 
         A prompt that several of them share is read once.
         """
-        groups = self._next_groups()
+        groups, self._waited = self._next_groups(), 0
         if not groups:
             if not self._active:
                 raise OutOfPages
@@ -386,6 +392,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
                     self._waiting.insert(0, last)
 
     def _end_run(self) -> None:
+        self._waited += min(len(self._waiting), self._max_slots - len(self._active))
         places = self._places.popleft()
         ids, logprobs = (values[:, places] for values in self._runs.popleft().result())
         self._add(0, ids, logprobs)

@@ -208,7 +208,7 @@ def _values(f: dataclasses.Field) -> list:
         return list(get_args(hint))
     by_name = {"env_args": [("a=1", "b=x y"), ("c=[1, 2]",)], "num_generations": [2, 4]}
     by_type = {bool: [True, False], int: [1, 3], float: [0.25, 0.9], str: ["x", 'quo"ted, name', "ünï/code"]}
-    low = {"env": ["lookup", "gsm8k"], "max_staleness": [0]}
+    low = {"env": ["lookup", "gsm8k"], "max_staleness": [0], "rollout_processes": [0, 2]}
     by_name["vllm_url"] = [("http://a:1", "b:2"), ("c",)]
     by_name["chat_template"] = [("enable_thinking=false", "date_string=1 Jan"), ('a=["b"]', "./x.jinja")]
     return {**by_name, **low}.get(f.name) or by_type[hint]

@@ -127,6 +127,25 @@ def test_while_a_run_computes_completions_are_handed_out_one_in_a_round(qwen2, r
     assert [len(c.token_ids) for c in completions] == [60] + [9] * 11
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_late_request_waits_for_as_long_as_its_prefill_costs_the_others_and_no_longer(qwen2, run_async, ahead):
+    engine, ended = make_engine(qwen2, ahead, max_slots=16), []
+
+    async def one(name: str, tokens: int, rounds: int) -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        await engine.generate([5, 6, 7], Sampling(max_tokens=tokens, seed=1))
+        ended.append((name, engine.generated_tokens))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one("early", 240, 0) for _ in range(12)), one("late", 2, 8))
+
+    run_async(all_of_them())
+    assert [name for name, _ in ended] == ["late"] + 12 * ["early"]
+    # One request that waits for 12 runs of 8 tokens has lost as much as 12 others lose in one.
+    assert 12 * 90 < ended[0][1] < 12 * 200
+
+
 def test_completions_that_have_ended_are_handed_out_when_decoding_fails(qwen2, run_async, monkeypatch):
     engine, begin, runs = make_engine(qwen2, max_slots=16), paged.Decoding.begin, []
 

@@ -70,8 +70,8 @@ class LearningConfig:
     discarded."""
     rollout_processes: int | None = option(None, at_least=0)
     """Number of further processes that play and score rollouts of an environment without shared tools, so that the engine
-    does not wait for Python. Default: one for every 2 CPU cores, at most 6, with an engine in the trainer's process on a GPU
-    and an environment without tools; else 0."""
+    does not wait for Python; each loads what the environment's code loads. Default: one for every 2 CPU cores, at most 6, with
+    an engine in the trainer's process on a GPU, an environment without tools and at least 10 steps; else 0."""
 
     learning_rate: float | None = option(None, "--lr", group="The optimizer", above=0)
     """Peak learning rate. Default: 1e-6 for full training, 1e-5 for LoRA; for models below 10 million parameters 3e-4

@@ -119,7 +119,6 @@ def load_subject(
         report_to="none",
         zero_signal="drop",
         max_staleness=0,
-        rollout_processes=0,
         eval_examples=min(config.eval_examples, HELD_OUT),
     )
     run = set_up(config, here, None, status, environments, parity_checked=False)

@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from plumbob.trainer.distributed.world import World
     from plumbob.trainer.rollouts.tasks import Tasks
 
-MOST = 6
-"""Most processes by default: with so many, the trainer's process waits for the GPU."""
-CORES_EACH = 2
-"""A process is begun by default for so many cores of the machine."""
-FEWEST_GROUPS = 8
-"""Groups of a step for which a process is begun by default: to load one takes as long as some steps."""
+MOST, CORES_EACH = 6, 2
+"""Most processes by default, and cores of the machine for each of them. With so many, the trainer's process waits for the GPU."""
+FEWEST_STEPS, FEWEST_GROUPS = 10, 8
+"""Fewest steps of a run, and groups of a step for each process, with which they are begun by default: they load for 10 to 20 s."""
 KEPT = 4
 """The trainer's process plays one group while each other process plays about so many."""
 
@@ -55,7 +53,8 @@ def open_processes(
         cores = len(os.sched_getaffinity(0)) // world.size
         plain = all(type(tasks.train[0]).toolsets.__func__ is vf.Task.toolsets.__func__ for tasks in environments)
         own_engine = world.device.type == "cuda" and config.engine != "vllm"
-        count = min(MOST, cores // CORES_EACH, groups // FEWEST_GROUPS) if fit and plain and own_engine else 0
+        fit = fit and plain and own_engine and config.max_steps >= FEWEST_STEPS
+        count = min(MOST, cores // CORES_EACH, groups // FEWEST_GROUPS) if fit else 0
     elif count and not fit:
         raise UserError(
             "--rollout-processes: an environment with shared toolsets, or one that drives the conversation, plays in the "
@@ -122,9 +121,8 @@ class RolloutProcesses:
         """
         slots = max(most // len(parts), 1)
         try:
-            found = await asyncio.gather(
-                *(self._play(k, part, engine, slots, recorded) for k, part in enumerate(parts))
-            )
+            playing = (self._play(k, part, engine, slots, recorded) for k, part in enumerate(parts))
+            found = await asyncio.gather(*playing)
         except BaseException:  # what they still play, nobody will read
             self.close()
             raise
@@ -209,8 +207,12 @@ class _Asking:
 
     def answer(self, key: int, reply: Completion | EngineError) -> None:
         future = self.waiting.get(key)
-        if future is not None and not future.done():
-            (future.set_exception if isinstance(reply, EngineError) else future.set_result)(reply)
+        if future is None or future.done():
+            return
+        if isinstance(reply, EngineError):
+            future.set_exception(reply)
+        else:
+            future.set_result(reply)
 
 
 async def _serve(connection: socket.socket) -> None:

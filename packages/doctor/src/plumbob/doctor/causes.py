@@ -29,7 +29,7 @@ tasks
     To do: Remove it from where the evidence shows it: a few-shot example, a template or a column of the data.
 grading
   reward-nondeterministic
-    The same transcript gets a different reward when it is scored again: advantages are partly random.
+    The same transcript gets a different reward when it is scored again, by chance or by what was scored before it.
     To do: Make the reward a function of the transcript alone: no random numbers, clock, state that outlives a rollout,
     or judge model with a temperature above 0.
   oracle-fails
@@ -248,7 +248,7 @@ optimizer
     Reported: Schulman et al., LoRA Without Regret, 2025; huggingface/trl#2872; arXiv:1412.6980, sec. 2
   learning-rate-too-high
     One optimizer step changes the policy so much that it loses what it has learned.
-    To do: Lower --learning-rate, for example to a tenth; --weight-decay times the rate should be below 0.001.
+    To do: Lower --learning-rate, for example to a tenth.
     Reported: areal-project/AReaL#1634; modelscope/ms-swift#3931
 sync
   weights-not-synced

@@ -3,7 +3,7 @@
 from plumbob.rollout.chat import Chat, ChatTemplateError, Rendered
 from plumbob.rollout.dialogue import EndOfScript, derive_seed, engine_failed
 from plumbob.rollout.rows import to_sample
-from plumbob.rollout.runner import render_opening, run_group, run_rollout
+from plumbob.rollout.runner import run_group, run_rollout
 from plumbob.rollout.scripted import ScriptedChat, ScriptedEngine
 from plumbob.rollout.toolcalls import MalformedCall, ParsedCall, ParsedReply, read_arguments
 from plumbob.rollout.types import (
@@ -42,7 +42,6 @@ __all__ = [
     "derive_seed",
     "engine_failed",
     "read_arguments",
-    "render_opening",
     "run_group",
     "run_rollout",
     "to_sample",

@@ -70,15 +70,6 @@ def _planned(task: vf.Task, driver: vf.Env | None) -> Plan:
     return Plan(task)
 
 
-def render_opening(task: vf.Task, chat: Chat) -> None:
-    """Render and tokenise a task's first prompt before its rollouts, which then find it in `chat`, if it has no tools."""
-    import verifiers.v1 as vf
-    from plumbob.rollout import verifiers_messages
-
-    if type(task).toolsets.__func__ is vf.Task.toolsets.__func__ and task.data.prompt is not None:
-        chat.prompt([verifiers_messages.to_wire(m) for m in verifiers_messages.initial_messages(task)], [])
-
-
 async def _played(plan: Plan, driver: vf.Env | None, slots: asyncio.Semaphore | None, *settings: Any) -> vf.Trace:
     """Play a rollout in the current asyncio task, once there is a slot for it. `settings`: what `_run` takes besides."""
     async with slots or nullcontext():

@@ -69,9 +69,10 @@ class LearningConfig:
     (with --engine vllm it needs --peft, and no --vllm-sleep). Rollouts sampled more than this many weight syncs ago are
     discarded."""
     rollout_processes: int | None = option(None, at_least=0)
-    """Number of further processes that play and score rollouts of an environment without shared tools, so that the engine
-    does not wait for Python; each loads what the environment's code loads. Default: one for every 2 CPU cores, at most 6, with
-    an engine in the trainer's process on a GPU, an environment without tools and at least 10 steps; else 0."""
+    """Number of further processes that play and score rollouts, so that the engine does not wait for Python; each loads the
+    environment, and what its rewards load. Not for shared tools, nor for environments that drive the conversation. Default:
+    one for every 2 CPU cores and 8 groups, at most 6, with an engine in the trainer's process on a GPU, an environment
+    without tools and at least 10 steps; else 0."""
 
     learning_rate: float | None = option(None, "--lr", group="The optimizer", above=0)
     """Peak learning rate. Default: 1e-6 for full training, 1e-5 for LoRA; for models below 10 million parameters 3e-4

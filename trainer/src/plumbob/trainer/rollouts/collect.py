@@ -11,13 +11,13 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import torch
-from plumbob.rollout import Chat, Limits, Sample, Sampling, blocking, derive_seed, render_opening
+from plumbob.rollout import Chat, Limits, Sampling, blocking, derive_seed
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.inference.engine import SERVING, TrainingEngine, engine_module
 from plumbob.trainer.rollouts.batch import Batch, RunFailed, discard_stale, nothing_to_use
-from plumbob.trainer.rollouts.groups import Group, Played, Rules, Unusable
+from plumbob.trainer.rollouts.groups import Group, Played, Rules
 from plumbob.trainer.rollouts.interruption import Interruption
 from plumbob.trainer.rollouts.processes import RolloutProcesses, open_processes
 from plumbob.trainer.rollouts.selection import next_groups
@@ -266,23 +266,12 @@ def group_name(step: int, index: int) -> str:
     return f"{step}/{index}"
 
 
-@dataclass
-class _Share:
-    """What one process contributes to one round of sampling."""
-
-    samples: list[Sample]
-    unusable: list[Unusable]
-    num_rollouts: int
-    groups_broken: int
-
-
 async def _add_round(
     sampler: Sampler, world: World, step: int, first_group: int, taken: Sequence[Taken], batch: Batch
 ) -> None:
     """Roll out one group per task, and add the results of all processes to the batch. Collective.
 
-    Task i of `taken` is for process i mod size. A group's seed depends on the run's seed, the step and the group's
-    index.
+    Task i of `taken` is for process i mod size. A group's seed depends on the run's seed, the step and its index.
     """
     config = sampler.config
     groups = [
@@ -290,11 +279,10 @@ async def _add_round(
         for i, one in enumerate(taken, first_group)
     ]
     recorded = batch.requests is not None
-    own, elsewhere = groups[world.rank :: world.size], []
-    processes = sampler.processes if sampler.processes is not None and sampler.processes.ready() else None
-    if processes is not None:
-        own, elsewhere = processes.divide(own)
-    rules, slots = sampler.rules, asyncio.Semaphore(config.max_concurrent)
+    own, most, parts, processes = groups[world.rank :: world.size], config.max_concurrent, [], sampler.processes
+    if processes is not None and processes.ready():
+        own, most, parts = processes.divide(own, most, recorded)
+    rules, slots = sampler.rules, asyncio.Semaphore(most)
     wave = max(1, AT_FIRST // config.num_generations)
 
     async def play(place: int, group: Group) -> Played:
@@ -303,46 +291,30 @@ async def _add_round(
         env = sampler.environments[group.env]
         return await rules.play(group, sampler.engine, slots, env.toolsets, env.driver, recorded=recorded)
 
-    async def ahead() -> None:
-        """Render the next step's prompts while the engine computes, so that the next step's rollouts begin sooner."""
-        if step + 1 >= config.max_steps:
-            return
-        for _ in range(ROUNDS_TO_SAMPLING * (len(own) // wave + 1)):
-            await asyncio.sleep(0)
-        with suppress(Exception):  # the next step's rollouts meet what is wrong again, and there it is counted
-            for one in _tasks_of(sampler, batch.cursor, world)[:: 1 + len(elsewhere)]:
-                if not sampler.environments[one.env].toolsets and sampler.environments[one.env].driver is None:
-                    render_opening(one.task, sampler.chat)
-                    await asyncio.sleep(0)
-
-    if processes is None:
-        there = asyncio.sleep(0, list[Played]())
+    mine = asyncio.gather(*(play(place, group) for place, group in enumerate(own)))
+    if processes is None or not parts:
+        played = await mine
     else:
-        there = processes.play(elsewhere, sampler.engine, config.max_concurrent, recorded)
-    here = asyncio.gather(*(play(place, group) for place, group in enumerate(own)))
-    played = [one for part in (await asyncio.gather(here, there, ahead()))[:2] for one in part]
-    played.sort(key=lambda one: one.number)
-    share = _Share(
-        samples=[sample for one in played for sample in one.samples],
-        unusable=[why for one in played for why in one.unusable],
-        num_rollouts=config.num_generations * len(played),
-        groups_broken=sum(one.broken for one in played),
-    )
-    for part in (by_process := world.gather(share)):
-        batch.failures += [why.reason for why in part.unusable]
-        kinds = Counter(why.kind for why in part.unusable)
-        batch.engine_failures += kinds["engine"]
-        batch.stuck += kinds["stuck"]
-        batch.no_turn += kinds["no_turn"]
-        batch.not_finite += kinds["not_finite"]
-        batch.num_rollouts += part.num_rollouts
-        batch.groups_broken += part.groups_broken
-    batch.drawn += sorted((s for part in by_process for s in part.samples), key=lambda s: int(s.group.split("/")[1]))
+        here, there = await asyncio.gather(mine, processes.play(parts, sampler.engine))
+        processes.compare(here, there)
+        played = sorted([*here, *there], key=lambda one: one.number)
+    shares = world.gather([replace(one, traces=(), requests=dict) for one in played])
+    every = sorted((one for share in shares for one in share), key=lambda one: one.number)
+    unusable = [why for one in every for why in one.unusable]
+    kinds = Counter(why.kind for why in unusable)
+    batch.failures += [why.reason for why in unusable]
+    batch.engine_failures += kinds["engine"]
+    batch.stuck += kinds["stuck"]
+    batch.no_turn += kinds["no_turn"]
+    batch.not_finite += kinds["not_finite"]
+    batch.num_rollouts += config.num_generations * len(every)
+    batch.groups_broken += sum(one.broken for one in every)
+    batch.drawn += [sample for one in every for sample in one.samples]
     batch.traces += [trace for one in played for trace in one.traces if not isinstance(trace, str)]
     if batch.requests is not None:
         batch.requests += [one.requests for one in played]
     # Rank 0 makes no lines of its own traces here, because the GPU waits.
     lines = [] if world.is_main else [(one.number, [as_line(trace) for trace in one.traces]) for one in played]
-    if (parts := world.gather_to_main(lines)) is not None:
-        every = [(one.number, one.traces) for one in played] + [pair for part in parts for pair in part]
-        batch.records += [trace for _, own in sorted(every, key=lambda pair: pair[0]) for trace in own]
+    if (lines := world.gather_to_main(lines)) is not None:
+        pairs = [(one.number, one.traces) for one in played] + [pair for part in lines for pair in part]
+        batch.records += [trace for _, own in sorted(pairs, key=lambda pair: pair[0]) for trace in own]

@@ -12,11 +12,13 @@ import itertools
 import os
 import pickle
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,12 +29,12 @@ from plumbob.rollout import Completion, Engine, EngineError, Sampling
 from plumbob.rollout.types import UnsupportedTaskset
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.groups import Group, Played, Rules
+from plumbob.trainer.rollouts.tasks import Tasks, load_environments
 from plumbob.trainer.run_files.token_record import as_line
 
 if TYPE_CHECKING:
     from plumbob.trainer.config.train import TrainConfig
     from plumbob.trainer.distributed.world import World
-    from plumbob.trainer.rollouts.tasks import Tasks
 
 MOST, CORES_EACH = 6, 2
 """Most processes by default, and cores of the machine for each of them. With so many, the trainer's process waits for the GPU."""
@@ -40,6 +42,8 @@ FEWEST_STEPS, FEWEST_GROUPS = 10, 8
 """Fewest steps of a run, and groups of a step for each process, with which they are begun by default: they load for 10 to 20 s."""
 KEPT = 4
 """The trainer's process plays one group while each other process plays about so many."""
+UNSENDABLE = (pickle.PicklingError, AttributeError, TypeError)
+"""What pickle raises for what it cannot write."""
 
 
 def open_processes(
@@ -49,12 +53,12 @@ def open_processes(
     fit = all(not tasks.toolsets and tasks.driver is None for tasks in environments)
     count = config.rollout_processes
     if count is None:
-        groups = config.rollouts_per_step(world.size) // config.num_generations // world.size
-        cores = len(os.sched_getaffinity(0)) // world.size
-        plain = all(type(tasks.train[0]).toolsets.__func__ is vf.Task.toolsets.__func__ for tasks in environments)
-        own_engine = world.device.type == "cuda" and config.engine != "vllm"
-        fit = fit and plain and own_engine and config.max_steps >= FEWEST_STEPS
-        count = min(MOST, cores // CORES_EACH, groups // FEWEST_GROUPS) if fit else 0
+        first = [type(tasks.train[0]).toolsets for tasks in environments]
+        plain = all(getattr(own, "__func__", None) is vf.Task.toolsets.__func__ for own in first)
+        count, own_engine = 0, world.device.type == "cuda" and config.engine != "vllm"
+        if fit and plain and own_engine and config.max_steps >= FEWEST_STEPS:
+            groups = config.rollouts_per_step(world.size) // config.num_generations // world.size
+            count = min(MOST, len(os.sched_getaffinity(0)) // world.size // CORES_EACH, groups // FEWEST_GROUPS)
     elif count and not fit:
         raise UserError(
             "--rollout-processes: an environment with shared toolsets, or one that drives the conversation, plays in the "
@@ -63,20 +67,19 @@ def open_processes(
     if not count:
         return None
     try:
-        stored = pickle.dumps((rules, [tasks.train[0] for tasks in environments]))
-        return RolloutProcesses(count, pickle.dumps((sys.path, stored)))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        played = pickle.dumps((rules, [tasks.train[0] for tasks in environments]))
+        return RolloutProcesses(count, pickle.dumps((sys.path, config, played)))
+    except (*UNSENDABLE, OSError) as error:
         if config.rollout_processes is None:
             return None
-        raise UserError(f"--rollout-processes: a task cannot be sent to another process: {error}") from None
+        raise UserError(f"--rollout-processes: no other process can play the environment: {error}") from None
 
 
 class RolloutProcesses:
     """Processes of this machine that play groups for an engine of this process."""
 
-    def __init__(self, count: int, rules: bytes) -> None:
-        """`rules`: a pickle of sys.path, and one of the run's `Rules` and of a task of each environment, to see that these can
-        be read."""
+    def __init__(self, count: int, given: bytes) -> None:
+        """`given`: a pickle of sys.path, the configuration, and a pickle of `Rules` and of a task of each environment."""
         self.processes: list[subprocess.Popen[bytes]] = []
         self.sockets: list[socket.socket] = []
         self.loading: list[socket.socket] = []
@@ -84,13 +87,14 @@ class RolloutProcesses:
         for _ in range(count):
             mine, theirs = socket.socketpair()
             with theirs, tempfile.TemporaryFile() as stored:  # to send it over the socket would wait until it is read
-                stored.write(rules)
+                stored.write(given)
                 stored.seek(0)
                 # In a session of its own: Ctrl-C is for the trainer, which ends the process.
                 process = subprocess.Popen(
                     [sys.executable, "-m", __name__, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=stored,
+                    stdout=2,  # what environments print is no output of the trainer's
                     start_new_session=True,
                     env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
                 )
@@ -105,32 +109,46 @@ class RolloutProcesses:
             why = pickle.loads(self.loading[0].recv(size, socket.MSG_WAITALL)) if size else "it ended while it loaded"
             self.loading.pop(0)
             if why:
-                print(f"Rollouts are played in the trainer's process alone: {why}", file=sys.stderr, flush=True)
-                self.close()
+                self._give_up(why)
         return bool(self.sockets) and not self.loading
 
-    def divide(self, groups: list[Group]) -> tuple[list[Group], list[list[Group]]]:
-        """The groups that this process plays, few of them, and those that each other one does."""
-        others = [group for i, group in enumerate(groups) if i % (KEPT * len(self.sockets))]
-        return groups[:: KEPT * len(self.sockets)], [others[k :: len(self.sockets)] for k in range(len(self.sockets))]
+    def _give_up(self, why: str) -> None:
+        print(f"Rollouts are played in the trainer's process alone: {why}", file=sys.stderr, flush=True)
+        self.close()
 
-    async def play(self, parts: Sequence[Sequence[Group]], engine: Engine, most: int, recorded: bool) -> list[Played]:
-        """Play groups, those of one process in each part. `most`: as many rollouts as may be under way in all of them.
-
-        Raises RunFailed if a process ends, and what a rollout raises in it.
-        """
-        slots = max(most // len(parts), 1)
+    def divide(
+        self, groups: list[Group], most: int, recorded: bool
+    ) -> tuple[list[Group], int, list[tuple[int, bytes]]]:
+        """(this process's groups, few of them; how many of their rollouts at once; of each other process the number of groups and
+        the message that it is sent). `most`: rollouts at once in all of them together."""
+        stride = KEPT * len(self.sockets)
+        others = [group for i, group in enumerate(groups) if i % stride]
+        own, *parts = groups[::stride], *(others[k :: len(self.sockets)] for k in range(len(self.sockets)))
+        ours, *slots = (max(most * len(part) // max(len(groups), 1), 1) for part in (own, *parts))
         try:
-            playing = (self._play(k, part, engine, slots, recorded) for k, part in enumerate(parts))
-            found = await asyncio.gather(*playing)
+            sent = [(len(part), _message(("play", (part, n, recorded)))) for part, n in zip(parts, slots, strict=True)]
+        except UNSENDABLE as error:
+            self._give_up(f"a task cannot be sent to another process: {error}")
+            return groups, most, []
+        return own, ours, sent
+
+    async def play(self, parts: Sequence[tuple[int, bytes]], engine: Engine) -> list[Played]:
+        """Play the groups of `divide`. Raises RunFailed if a process ends, and what a rollout raises in it."""
+        try:
+            found = await asyncio.gather(*(self._play(k, *part, engine) for k, part in enumerate(parts)))
         except BaseException:  # what they still play, nobody will read
             self.close()
             raise
         return [one for part in found for one in part]
 
-    async def _play(
-        self, number: int, groups: Sequence[Group], engine: Engine, slots: int, recorded: bool
-    ) -> list[Played]:
+    def compare(self, here: Sequence[Played], there: Sequence[Played]) -> None:
+        """Play alone from now on if rollouts fail in the other processes and not here: these lack something then."""
+        failed = [why.reason for one in there for why in one.unusable if why.kind == "errored"]
+        ours = any(why.kind == "errored" for one in here for why in one.unusable)
+        if here and not ours and 2 * len(failed) > sum(len(one.traces) for one in there):
+            self._give_up(f"in other processes most of them fail, and none in this one; the first: {failed[0]}")
+
+    async def _play(self, number: int, count: int, message: bytes, engine: Engine) -> list[Played]:
         process, connection = self.processes[number], self.sockets[number].dup()
         reader, writer = await asyncio.open_connection(sock=connection)
         asked: dict[int, asyncio.Task[Completion]] = {}
@@ -138,13 +156,13 @@ class RolloutProcesses:
 
         def answer(key: int, task: asyncio.Task[Completion]) -> None:
             del asked[key]
-            if not task.cancelled():
-                error = task.exception()
+            error = EngineError("it was cancelled") if task.cancelled() else task.exception()
+            if not writer.is_closing():
                 writer.write(_message((key, EngineError(str(error)) if error else task.result())))
 
         try:
-            writer.write(_message(("play", (groups, slots, recorded))))
-            while len(found) < len(groups):
+            writer.write(message)
+            while len(found) < count:
                 match await _received(reader):
                     case Played() as played:
                         found.append(played)
@@ -157,11 +175,9 @@ class RolloutProcesses:
                     case error:
                         raise error
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise RunFailed(
-                f"a process that plays rollouts ended (exit code {process.wait()}); with "
-                "--rollout-processes 0 the trainer's process plays them itself",
-                cause="rollouts-fail",
-            ) from None
+            how = f"exit code {process.wait()}"
+            said = f"a process that plays rollouts ended ({how}); --rollout-processes 0 does without such processes"
+            raise RunFailed(said, cause="rollouts-fail") from None
         finally:
             for task in asked.values():
                 task.cancel()
@@ -171,7 +187,8 @@ class RolloutProcesses:
     def close(self) -> None:
         """End all processes, whatever they do."""
         for process, connection in zip(self.processes, self.sockets, strict=True):
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what its environment has started, too
             connection.close()
             process.wait()
         self.processes, self.sockets, self.loading = [], [], []
@@ -215,11 +232,19 @@ class _Asking:
             future.set_result(reply)
 
 
+def _line(trace: vf.Trace | str) -> str:
+    try:
+        return as_line(trace)
+    except Exception as error:  # the traces of the step cannot be written then, as in the trainer's process
+        return f"{type(error).__name__}: {error}"
+
+
 async def _serve(connection: socket.socket) -> None:
     """Play what the trainer's process sends, until it has ended or closes the connection."""
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
-        sys.path[:], stored = pickle.loads(sys.stdin.buffer.read())
+        sys.path[:], config, stored = pickle.loads(sys.stdin.buffer.read())
+        load_environments(config)  # an environment may keep something of its own in its modules
         rules: Rules = pickle.loads(stored)[0]
     except Exception as error:
         writer.write(_message(f"another process cannot read its tasks ({type(error).__name__}: {error})"))
@@ -236,12 +261,12 @@ async def _serve(connection: socket.socket) -> None:
             if recorded:
                 one = replace(one, requests=partial(dict, one.requests()))
             else:
-                one = replace(one, traces=[as_line(trace) for trace in one.traces])
+                one = replace(one, traces=[_line(trace) for trace in one.traces])
             message = _message(one)
         except UnsupportedTaskset as error:
             message = _message(UnsupportedTaskset(str(error)))
-        except Exception as error:  # of a class that the trainer's process may not have
-            message = _message(RuntimeError(f"{type(error).__name__}: {error}"))
+        except BaseException as error:  # of a class that the trainer's process may not have
+            message = _message(RunFailed(f"in a process that plays rollouts: {type(error).__name__}: {error}"))
         writer.write(message)
 
     async def play_all(groups: Sequence[Group], most: int, recorded: bool) -> None:
@@ -255,7 +280,7 @@ async def _serve(connection: socket.socket) -> None:
         try:
             kind, content = await _received(reader)
         except (asyncio.IncompleteReadError, ConnectionError):
-            os._exit(0)  # the trainer's process has ended, and a rollout may hang
+            os.killpg(0, signal.SIGKILL)  # the trainer's process has ended, and a rollout may hang
         if kind != "play":
             engine.answer(kind, content)
             continue

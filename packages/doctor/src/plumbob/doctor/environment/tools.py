@@ -42,9 +42,9 @@ def unlike_alone(m: Matrix) -> Evidence | None:
 
 def _is_part(r: Result) -> bool:
     """Whether what is shown is the tool's result with something left out; its last word may be cut."""
-    shown, own = words(r.shown), words(r.own)
-    rest = iter(own)
-    return len(r.shown) < len(r.own) and shown != own and all(word in rest for word in shown[:-1])
+    shown, own, rest = words(r.shown), words(r.own), iter(words(r.own))
+    parts = all(word in rest for word in shown[:-1]) and any(word.startswith(shown[-1]) for word in rest if shown)
+    return len(r.shown) < len(r.own) and shown != own and (parts or not shown)
 
 
 def own_result(m: Matrix) -> Evidence | None:

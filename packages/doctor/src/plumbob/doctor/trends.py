@@ -317,10 +317,8 @@ def memory(n: Numbers) -> str | None:
         grows = t > SURE and min(middle - first, now - middle) > 0.8 * WINDOW * max(slope, growth) > 0
         full = n.steps + max(most - now, 0.0) / max(growth, 1e-9)
         if first and most and grows and now > 1.02 * explained * first and full <= (n.plan.num_steps or n.steps):
-            return (
-                f"{what} {first:.3g} -> {now:.3g} of {most:.3g} GiB in the last {LATE} steps ({growth:+.2g} GiB a step), full in "
-                f"step {full:.0f} of {n.plan.num_steps}"
-            )
+            at = f"full in step {full:.0f} of {n.plan.num_steps}"
+            return f"{what} {first:.3g} -> {now:.3g} of {most:.3g} GiB in the last {LATE} steps ({growth:+.2g} GiB a step), {at}"
     return None
 
 

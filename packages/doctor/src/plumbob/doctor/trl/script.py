@@ -80,8 +80,12 @@ def run(
 
     `changes`: fields of its GRPOConfigs that are replaced. `how`: arguments of `attach`. Raises UserError if it is no script.
     """
-    if not Path(script).is_file():
-        raise UserError(f"there is no file {script}; name the script that trains")
+    try:
+        compile(Path(script).read_bytes(), script, "exec")  # TRL takes seconds to import
+    except OSError:
+        raise UserError(f"there is no file {script}; name the script that trains") from None
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{script}, line {getattr(error, 'lineno', 1)}: {error.args[0]}") from None
     from plumbob.doctor.trl.attach import Doctor, attach
     from trl import GRPOConfig, GRPOTrainer
 
@@ -104,9 +108,7 @@ def run(
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         failed = error.code not in (None, 0)
-    except Exception as error:  # a script raises what it likes; what was found before is still told
-        if isinstance(error, SyntaxError) and not doctors:
-            raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
+    except Exception:  # a script raises what it likes; what was found before is still told
         traceback.print_exc()
         failed = True
     finally:

@@ -159,7 +159,7 @@ def verdict(item: Item, found: dict[str, Any]) -> str:
     if healthy:
         return "alarm" if named else "not examined" if found.get("error") else "silent"
     accepted = row_of(healthy, name).accepts("run" if kind == "run" else "doctor")
-    if named and causes.stands_for(named[0]) & accepted:
+    if named and {named[0], *causes.CAUSES[named[0]].includes} & accepted:
         return "right" if named[0] in accepted else "general"
     return "wrong" if named and not causes.is_symptom(named[0]) else "missed"
 

@@ -308,6 +308,7 @@ TAGGED = ("<answer>12</answer>", "<answer>13</answer>", "so 12", "<answer>11</an
         ("Reply as <answer>N</answer>.", (1, 1, 0, 1), {"pays": False}, "reward-wrong"),  # min(1, form + right)
         ("Reply as <answer>N</answer>.", (1.5, 1, 0, 1), {"pays": False}, None),
         ("Reply as <answer>\\boxed{N}</answer>.", (0.2, 0.2, 0, 0.2), {"pays": False}, None),
+        ("Reply as <answer>N</answer>.", (0, 0, 0, 0), {"pays": False}, "reward-wrong"),
         ("Reply as <answer>N</answer>.", (0, 0, 0, 0), {"pays": True}, "answers-not-parsed"),
         ("Reply as <answer>N</answer>.", (1, 0, 0, 0), {"pays": True}, None),
         ("What is 7 + 5?", (1, 1, 1, 1), {"columns": [], "namers": [False]}, None),

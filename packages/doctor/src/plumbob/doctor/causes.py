@@ -317,8 +317,3 @@ CAUSES = {cause.id: cause for cause in _read(CATALOGUE)}
 def is_symptom(cause: str) -> bool:
     """Whether a cause of this id says only what is seen, not why. An id that the catalogue lacks does not."""
     return cause in CAUSES and CAUSES[cause].symptom
-
-
-def stands_for(cause: str) -> set[str]:
-    """Its own id and those of the more specific causes that it includes, directly."""
-    return {cause, *(CAUSES[cause].includes if cause in CAUSES else ())}

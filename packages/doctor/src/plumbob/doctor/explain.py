@@ -298,7 +298,6 @@ def of_gradient(observed: np.ndarray, parts: Sequence[np.ndarray], before: np.nd
     right, cause, count = np.sum(parts, axis=0), "normaliser-depends-on-microbatches", len(parts)
     for k in range(count) if count > 1 else ():
         yield cause, f"the gradient of microbatch {k + 1} of {count} alone", parts[k]
-        yield cause, "the mean of microbatches in place of their sum", right / count
     if before is not None:  # gradients that are not cleared are added to; clipping may have made them smaller
         known, rest = np.isfinite(before), observed - right
         by = factor(rest[known], before[known])

@@ -130,8 +130,7 @@ PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-pre {{ font-size: 14px; white-space: pre-wrap; overflow-wrap: anywhere; }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; max-width: 60rem; margin: 2rem auto; }}
 </style>
 <h1>{title}</h1>
 <pre>

@@ -66,6 +66,8 @@ class Tally:
     """Rows whose prompt has the answer: a number to be used, or an option."""
     formless: int = 0
     """Rows whose prompt asks for no form."""
+    marked: int = 0
+    """Rows whose prompt asks for the answer alone in one of the usual forms."""
     replies: list[Reply] = field(default_factory=list)
 
     def lifts(self) -> list[float]:
@@ -114,6 +116,7 @@ class Answers:
         tally.rows += 1
         tally.asked += bool(places(gold, prompt))
         tally.formless += not wanted and not ASKS.search(prompt)
+        tally.marked += wanted - {"<think>", "<reasoning>"} in ({"<answer>"}, {"\\boxed"}, {"####"})
         for one, cut in group:
             answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), not cut and all(mark in text for mark in wanted)
@@ -148,11 +151,12 @@ class Answers:
         # A model that gives no right answer says nothing of the reward, unless the usual forms of an answer should be paid.
         silent = self.rounds >= ROUNDS and t.formless == t.rows and not self.varied
         sure = (known >= FEW and beside > 1) or silent
-        if pays is False and alike and sure and min(other, self.groups) >= LEAST:
-            told = f"completions with the right answer, {of} ({known} of {known + other}), earn what the others of their prompt do"
+        least, most = self.before.silence + TOLERANCE, max((one.own for one in t.replies), default=0.0)
+        unread = 2 * t.marked > t.rows and len(t.replies) >= 8 * LEAST and most <= least
+        if pays is False and (unread or (alike and sure and min(other, self.groups) >= LEAST)):
+            told = f"the answer, {of}, is paid in no form, and completions with it ({known} of {known + other}) earn what others do"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
             return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
-        least = self.before.silence + TOLERANCE
         due = [r.own <= least for r in right if r.due]
         if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
             told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or usual,"

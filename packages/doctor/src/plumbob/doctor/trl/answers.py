@@ -155,6 +155,8 @@ class Answers:
         unread = 2 * t.marked > t.rows and len(t.replies) >= 8 * LEAST and most <= least
         if pays is False and (unread or (alike and sure and min(other, self.groups) >= LEAST)):
             told = f"the answer, {of}, is paid in no form, and completions with it ({known} of {known + other}) earn what others do"
+            if unread:
+                told = f"the answer, {of}, is paid in no form, and none of {len(t.replies)} completions more than an empty reply"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
             return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
         due = [r.own <= least for r in right if r.due]

@@ -135,7 +135,7 @@ def train_step(
         "time/rollout_tokens_per_second": batch.generated_tokens / batch.seconds,
         "time/train_tokens_per_second": tally.row_tokens / clock.seconds["time/train"],
     }
-    del minibatches, rescored  # for the reason that `Batch.release` gives
+    del minibatches, rescored, recording  # for the reason that `Batch.release` gives
     return metrics, batch
 
 

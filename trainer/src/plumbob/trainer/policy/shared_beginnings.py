@@ -84,27 +84,22 @@ def find_pieces(rows: Sequence[Sample]) -> tuple[list[Piece], list[tuple[int, ..
     pieces: list[Piece] = []
     paths: list[tuple[int, ...]] = [()] * len(rows)
 
-    def add(row: int, start: int, end: int, above: tuple[int, ...]) -> tuple[int, ...]:
-        if start == end:
-            return above
-        pieces.append(Piece(row, start, end, above))
-        return (*above, len(pieces) - 1)
-
-    def cut(first: int, last: int, start: int, above: tuple[int, ...]) -> None:
-        """Cut the rows order[first] to order[last], which have the pieces `above` in common, up to `start`."""
-        begin = first
-        for k in range(first, last + 1):
-            if k < last and common[k] >= start + SHORTEST:
-                continue
-            if k == begin:
-                row = order[k]
-                paths[row] = add(row, start, len(rows[row].token_ids), above)
-            else:
-                end = min(common[begin:k])
-                cut(begin, k, end, add(order[begin], start, end, above))
-            begin = k + 1
-
-    cut(0, len(rows) - 1, 0, ())
+    # (first, last, start, end, above): rows order[first] to order[last] have the pieces `above` in common, and the next one from
+    # `start` to `end`. A function that calls itself would hold the rows until garbage is collected.
+    left: list[tuple[int, int, int, int, tuple[int, ...]]] = []
+    if rows:
+        left.append((0, len(rows) - 1, 0, 0 if len(rows) > 1 else len(ids[0]), ()))
+    while left:
+        first, last, start, end, above = left.pop()
+        if start < end:
+            pieces.append(Piece(order[first], start, end, above))
+            above = (*above, len(pieces) - 1)
+        if first == last:
+            paths[order[first]] = above
+            continue
+        lasts = [k for k in range(first, last + 1) if k == last or common[k] < end + SHORTEST]
+        parts = zip([first, *(k + 1 for k in lasts)], lasts, strict=False)
+        left += [(a, b, end, min(common[a:b]) if a < b else len(ids[order[a]]), above) for a, b in parts][::-1]
     return pieces, paths
 
 

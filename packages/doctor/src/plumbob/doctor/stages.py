@@ -634,10 +634,22 @@ def update(x: Examined, out: Outcome) -> None:
     for k, one in enumerate(record.updates):
         tensors = [t for t in one.tensors if t.gradient is not None and len(t.after)]
         norm = math.sqrt(sum(t.gradient_norm**2 for t in one.tensors))
-        if tensors and math.isfinite(norm):
-            change = functools.partial(formulas.change, tensors, norm, record.step, record.settings)
-            if _update_differs(out, tensors, change, f"update {k + 1} of step {record.step + 1}"):
-                return
+        if not tensors or not math.isfinite(norm):
+            continue
+        change = functools.partial(formulas.change, tensors, norm, record.step, record.settings)
+        observed, expected = np.concatenate([t.after.astype(float) - t.before for t in tensors]), change(1.0)
+        rounding = np.concatenate([np.spacing(np.abs(t.before).astype(np.float32)) for t in tensors])
+        apart = np.maximum(np.abs(observed - expected) - rounding, 0)
+        gap = float(apart.sum() / max(np.abs(expected).sum(), 1e-30))
+        out.gap, each = max(out.gap, gap), []
+        for name, at in slices({t.name: t.before for t in tensors}).items():
+            size = np.abs(expected[at]).sum()
+            each.append((float(apart[at].sum() / size) if size > 0 else float(apart[at].sum() > 0), name))
+        worst = _worst(out, f"in update {k + 1} of step {record.step + 1} the change differs by {gap:.2g}", each)
+        if not (gap <= UPDATE and worst <= 10 * UPDATE):
+            case = explain.of_update(change, observed)
+            noise = 2 * float(rounding.max())
+            return out.explained(case, observed, expected, "update-differs-from-settings", noise)
 
 
 def _replaced(x: Examined) -> str:
@@ -649,26 +661,6 @@ def _replaced(x: Examined) -> str:
             found += (then.after[a] != now.before[b]).tolist()
     told = f"{sum(found)} of {len(found)} recorded weights are others when step {x.record.step + 1} updates them"
     return f"{told} than step {x.record.step} has left them" if 2 * sum(found) > len(found) else ""
-
-
-def _update_differs(
-    out: Outcome, tensors: Sequence[TensorSample], change: Callable[[float], np.ndarray], where: str
-) -> bool:
-    """Compare a change of weights with the reference's, `change` at so many times the learning rate; whether it differs."""
-    observed, expected = np.concatenate([t.after.astype(float) - t.before for t in tensors]), change(1.0)
-    rounding = np.concatenate([np.spacing(np.abs(t.before).astype(np.float32)) for t in tensors])
-    apart = np.maximum(np.abs(observed - expected) - rounding, 0)
-    gap = float(apart.sum() / max(np.abs(expected).sum(), 1e-30))
-    out.gap, each, parts = max(out.gap, gap), [], slices({t.name: t.before for t in tensors})
-    for name, at in parts.items():
-        size = np.abs(expected[at]).sum()
-        each.append((float(apart[at].sum() / size) if size > 0 else float(apart[at].sum() > 0), name))
-    worst = _worst(out, f"in {where} the change differs by {gap:.2g}", each)
-    if gap <= UPDATE and worst <= 10 * UPDATE:
-        return False
-    case = explain.of_update(change, observed)
-    out.explained(case, observed, expected, "update-differs-from-settings", 2 * float(rounding.max()))
-    return True
 
 
 # 6. Weight sync and the saved model

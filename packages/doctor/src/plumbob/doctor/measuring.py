@@ -37,7 +37,10 @@ class SampledTensors:
         drawn = [at_random(name, parameter.numel()) for name, parameter in trainable.items()]
         places = [at if also is None else np.union1d(at, also) for at, also in zip(drawn, largest, strict=True)]
         self._places = [torch.from_numpy(at).to(p.device) for at, p in zip(places, self._parameters, strict=True)]
-        before, moments, chosen = self._taken(self._parameters), self._moments(), self._taken(gradients)
+        before, chosen = entries(self._parameters, self._places), entries(gradients, self._places)
+        states = [optimizer.state.get(p, {}) for p in self._parameters]
+        adam = (entries([state.get(name) for state in states], self._places) for name in ("exp_avg", "exp_avg_sq"))
+        moments = [None if a is None or b is None else np.stack([a, b]) for a, b in zip(*adam, strict=True)]
         options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self.samples = [
             TensorSample(
@@ -57,30 +60,21 @@ class SampledTensors:
     @torch.no_grad()
     def updated(self) -> None:
         """Called when the optimizer step has been taken."""
-        steps = on_host([self._state(p).get("step") for p in self._parameters])
-        for sample, weights, step in zip(self.samples, self._taken(self._parameters), steps, strict=True):
-            sample.after = weights
+        steps = on_host([self._optimizer.state.get(p, {}).get("step") for p in self._parameters])
+        weights = entries(self._parameters, self._places)
+        for sample, after, step in zip(self.samples, weights, steps, strict=True):
+            sample.after = after
             sample.updates = 0 if step is None else int(step.item())
 
-    def _taken(self, tensors: Sequence[torch.Tensor | None]) -> list[Any]:
-        """[W] of each trained tensor, or None."""
-        return on_host([None if t is None else t.reshape(-1)[at] for t, at in zip(tensors, self._places, strict=True)])
 
-    def _moments(self) -> list[np.ndarray | None]:
-        """[2, W] of each trained tensor: Adam's moments; None if the optimizer has none."""
-        states = [self._state(p) for p in self._parameters]
-        first, second = (self._taken([state.get(name) for state in states]) for name in ("exp_avg", "exp_avg_sq"))
-        return [None if a is None or b is None else np.stack([a, b]) for a, b in zip(first, second, strict=True)]
-
-    def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
-        return self._optimizer.state.get(parameter, {})
+def entries(tensors: Sequence[torch.Tensor | None], places: Sequence[torch.Tensor]) -> list[Any]:
+    """[W] of each flattened tensor at its places; None as it is."""
+    return on_host([None if t is None else t.reshape(-1)[at] for t, at in zip(tensors, places, strict=True)])
 
 
 def moved(logprobs: torch.Tensor, by: Sequence[float]) -> torch.Tensor:
     """[..., N] without a gradient: `logprobs` less the values of `by`, in turn along the last dimension."""
-    return (
-        logprobs.detach() - logprobs.new_tensor(by)[torch.arange(logprobs.shape[-1], device=logprobs.device) % len(by)]
-    )
+    return logprobs.detach() - logprobs.new_tensor(np.resize(by, logprobs.shape[-1]))
 
 
 def keep_gradient(tensor: torch.Tensor, kept: list[torch.Tensor]) -> None:
@@ -110,10 +104,8 @@ def on_host(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
             found[k] = np.array(tensor)
     for (_, dtype), own in kinds.items():
         whole = torch.cat([t.reshape(-1) for _, t in own]).to(torch.float32 if dtype.is_floating_point else torch.int64)
-        values, end = whole.cpu().numpy(), 0
-        for k, tensor in own:
-            start, end = end, end + tensor.numel()
-            found[k] = values[start:end]
+        for (k, _), part in zip(own, whole.cpu().split([t.numel() for _, t in own]), strict=True):
+            found[k] = part.numpy()
     return found
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from plumbob.doctor import explain
 from plumbob.doctor.explain import Conditions, Scored, slices
-from plumbob.doctor.measuring import on_host
-from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TensorSample, TrainedRow, Update
+from plumbob.doctor.measuring import entries
+from plumbob.doctor.record import LossTrial, Rollout, Row, Settings, StepRecord, TrainedRow, Update
 from plumbob.doctor.reference import formulas
 from plumbob.doctor.reference import rows as reference
 from plumbob.doctor.reference.model import Live, Plain, load, of_tokens, plain_name
@@ -570,13 +570,17 @@ def gradient(x: Examined, out: Outcome) -> None:
         row = x.record.rows[t.row]
         if t.slopes is not None and t.slopes.any() and len(t.slopes) == row.loss_mask[1:].sum():
             parts[t.microbatch].append((row.token_ids.tolist(), row.loss_mask.tolist(), t.slopes))
-    given, sampled = dict(x.live.tensors()) if s.adapter and x.live is not None else {}, []
-    for rows_ in parts.values():
-        whole = x.plain.gradient(rows_, given)
-        sampled.append(_entries([(whole.get(plain_name(t.name)), t.indices) for t in update.tensors]))
-    if not sampled:
+    if not parts:
         return out.skip("no token has a slope")
-    observed = np.concatenate([np.zeros(len(t.indices)) if t.gradient is None else t.gradient for t in update.tensors])
+    given = dict(x.live.tensors()) if s.adapter and x.live else {}
+    whole = (x.plain.gradient(rows_, given) for rows_ in parts.values())
+    places = [torch.from_numpy(t.indices) for t in update.tensors]
+    found = [entries([own.get(plain_name(t.name)) for t in update.tensors], places) for own in whole]
+    # A tensor without a gradient has one of 0.
+    observed, *sampled = (
+        np.concatenate([np.zeros(len(at)) if one is None else one for one, at in zip(own, places, strict=True)])
+        for own in ([t.gradient for t in update.tensors], *found)
+    )
     expected, tensors = np.sum(sampled, axis=0), slices({t.name: t.indices for t in update.tensors})
     if not expected.any() and not observed.any():
         return out.fail("no-gradient", "all of it is 0", "trained tensors on which no log-probability depends")
@@ -766,12 +770,3 @@ def examine(x: Examined) -> list[Outcome]:
 def first(outcomes: Iterable[Outcome]) -> Outcome | None:
     """The first stage that differs; None if none does."""
     return next((o for o in outcomes if o.verdict == "fail"), None)
-
-
-# What stages share
-
-
-def _entries(each: Sequence[tuple[torch.Tensor | None, np.ndarray]]) -> np.ndarray:
-    """Entries of gradients, one tensor's after the other's; 0 for a tensor without one."""
-    found = on_host([None if g is None else g.reshape(-1)[torch.from_numpy(at).to(g.device)] for g, at in each])
-    return np.concatenate([np.zeros(len(at)) if own is None else own for own, (_, at) in zip(found, each, strict=True)])

@@ -213,15 +213,16 @@ TOKEN: Limit = {"float32": 2e-3, "bfloat16": 1.5}
 
 @_stage("logprobs", "the engine computes the model's log-probabilities")
 def engine_logprobs(x: Examined, out: Outcome) -> None:
-    scored, observed = [], []
+    pairs = []
     for i in x.drawn:
         truth, given = x.truth(x.record.rows[i]), x.record.rows[i].sampling_logprobs
-        if truth is not None or given is not None:
-            scored.append(_scored(x, i) if truth is None else Scored(truth.token_ids, truth.loss_mask, i))
-            observed.append(np.asarray(given if truth is None else truth.logprobs, float))
+        if truth is not None:
+            pairs.append((Scored(truth.token_ids, truth.loss_mask, i), truth.logprobs))
+        elif given is not None:
+            pairs.append((_scored(x, i), given))
     # An engine that agreed before the first update computes rightly: what differs later is what it was sent.
     general = "weights-not-synced" if x.record.step and x.previous is not None else "engine-trainer-mismatch"
-    _logprobs(x, out, scored, observed, general)
+    _logprobs(x, out, pairs, general)
     if out.verdict == "fail" and not out.what:
         _requests(x, out)  # what is asked for explains what is done
 
@@ -232,9 +233,8 @@ def trainer_logprobs(x: Examined, out: Outcome) -> None:
     every = list(dict.fromkeys(t.row for u in x.record.updates for t in u.trained))
     order = [*early[:6], *x.drawn, *(every[k] for k in x.random.permutation(len(every)))]
     has = [i for i in dict.fromkeys(order) if i >= 0 and x.record.rows[i].logprobs is not None][: x.rows]
-    scored = [_scored(x, i) for i in has]
-    observed = [np.asarray(x.record.rows[i].logprobs, float) for i in has]
-    differ = _logprobs(x, out, scored, observed, "engine-trainer-mismatch")
+    pairs = [(_scored(x, i), x.record.rows[i].logprobs) for i in has]
+    differ = _logprobs(x, out, pairs, "engine-trainer-mismatch")
     x.apart = out.gap
     if out.verdict != "fail" or out.what or x.plain is None:
         return
@@ -246,7 +246,7 @@ def trainer_logprobs(x: Examined, out: Outcome) -> None:
         return out.fail("normaliser-depends-on-microbatches", what=what)
     if x.live is not None:
         # Without gradients, nothing is dropped at random.
-        still, plain = (of([(s.ids, s.at) for s in scored[:6]]) for of in (x.live.score, x.plain.every))
+        still, plain = (of([(s.ids, s.at) for s, _ in pairs[:6]]) for of in (x.live.score, x.plain.every))
         if np.abs(np.concatenate(still) - np.concatenate(plain)).mean() <= out.limit:
             # Dropout adds noise; a large difference is another mistake between the scores and the loss.
             cause = "dropout-in-training" if out.gap < NOISE else "loss-differs-from-settings"
@@ -262,11 +262,9 @@ def _scored(x: Examined, row: int) -> Scored:
     return Scored(x.record.rows[row].token_ids.tolist(), x.record.rows[row].loss_mask.tolist(), row)
 
 
-def _logprobs(
-    x: Examined, out: Outcome, scored: list[Scored], observed: list[np.ndarray], general: str
-) -> dict[int, bool]:
+def _logprobs(x: Examined, out: Outcome, given: Iterable[tuple[Scored, Any]], general: str) -> dict[int, bool]:
     """Compare log-probabilities [n] of rows with the plain model's; index of each row -> whether they differ."""
-    pairs = [(s, o) for s, o in zip(scored, observed, strict=True) if len(o) == sum(s.at[1:])]
+    pairs = [(s, np.asarray(own, float)) for s, own in given if len(own) == sum(s.at[1:])]
     if x.plain is None or not pairs:
         out.skip(NO_WEIGHTS if x.plain is None else "no log-probabilities were recorded")
         return {}
@@ -445,8 +443,7 @@ def reference_policy(x: Examined, out: Outcome) -> None:
         same = sum(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs)
         out.gap, out.evidence = same, f"{same} of {len(known)} rows have the policy's own log-probabilities"
         return out.fail("kl-term-wrong") if moved and 2 * same > len(known) else None
-    observed = [np.asarray(record.rows[i].reference_logprobs, float) for i in known[: x.rows]]
-    _logprobs(x, out, [_scored(x, i) for i in known[: x.rows]], observed, "kl-term-wrong")
+    _logprobs(x, out, [(_scored(x, i), record.rows[i].reference_logprobs) for i in known[: x.rows]], "kl-term-wrong")
     if out.verdict == "fail" and out.cause != "temperature-not-applied":
         out.cause = "kl-term-wrong"
 
@@ -696,18 +693,15 @@ def _change(x: Examined, plain: Plain, live: Live, seed: int) -> Mapping[str, to
 
     Of sampled ones, because a policy that is sure of its replies changes them far later than those of its prompts.
     """
-    start, scored = {n: t.detach().clone() for n, t in live.tensors().items()}, [_scored(x, i) for i in x.drawn[:4]]
-
-    def score() -> np.ndarray:
-        return np.concatenate(plain.every([(s.ids, s.at) for s in scored]))
-
-    before, random, moved = score(), torch.Generator().manual_seed(seed), start
+    start = {n: t.detach().clone() for n, t in live.tensors().items()}
+    scored = [(s.ids, s.at) for s in (_scored(x, i) for i in x.drawn[:4])]
+    before, random, moved = np.concatenate(plain.every(scored)), torch.Generator().manual_seed(seed), start
     size = {n: 0.1 * (t.float().square().mean().sqrt().item() or 0.2) for n, t in start.items()}
     noise = {n: torch.randn(t.shape, generator=random).to(t) * size[n] for n, t in start.items()}
     for factor in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
         moved = {n: t + factor * noise[n] for n, t in start.items()}
         with plain.having(moved):
-            if np.abs(score() - before).mean() >= LARGE:
+            if np.abs(np.concatenate(plain.every(scored)) - before).mean() >= LARGE:
                 break
     with torch.no_grad():
         for name, tensor in live.tensors().items():

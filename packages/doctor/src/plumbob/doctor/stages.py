@@ -94,9 +94,7 @@ class Examined:
         """Rows drawn at random, so that each member number, the longest and the shortest row are among them."""
         rows = self.record.rows
         order = [int(i) for i in self.random.permutation(len(rows)) if rows[int(i)].loss_mask.any()]
-        first: dict[int, int] = {}
-        for i in order:
-            first.setdefault(rows[i].member, i)
+        first = {rows[i].member: i for i in reversed(order)}
         by_length = sorted(order, key=lambda i: len(rows[i].token_ids))
         return list(dict.fromkeys([*by_length[-1:], *by_length[:1], *first.values(), *order]))[: self.rows]
 
@@ -305,13 +303,9 @@ def draws(x: Examined, out: Outcome) -> None:
     if x.plain is None or s.top_p < 1 or s.top_k or s.min_p:
         return out.skip(NO_WEIGHTS if x.plain is None else "the settings leave tokens out")
     likelier: dict[tuple[str, str], float] = defaultdict(float)
-    read: list[tuple[list[int], list[bool]]] = []
-    for i in x.drawn:
-        if (truth := x.truth(x.record.rows[i])) is None:
-            continue
-        read.append((truth.token_ids, truth.loss_mask))
-        if sum(sum(at) for _, at in read) >= DRAWN:
-            break
+    truths = [truth for i in x.drawn if (truth := x.truth(x.record.rows[i])) is not None]
+    before = itertools.accumulate((sum(t.loss_mask) for t in truths), initial=0)
+    read = [(t.token_ids, t.loss_mask) for t, count in zip(truths, before, strict=False) if count < DRAWN]
     with torch.no_grad():
         for i, logits, tokens in itertools.chain.from_iterable(x.plain.scored(read)):
             plain, seen = of_tokens(logits, tokens), explain.seen_before(*read[i], logits.shape[-1])

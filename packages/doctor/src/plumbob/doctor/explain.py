@@ -126,8 +126,7 @@ TEMPERATURES = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1, 1.3, 1.7, 2.5)
 """Times the right one."""
 LIKELIEST = (1, 5, 10, 20, 40, 50, 64, 100)
 MASSES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
-REPETITIONS = (1.05, 1.1, 1.3)
-PRESENCES = (0.5, 1.5)
+PENALTIES = {"repetition": (1.05, 1.1, 1.3), "presence": (0.5, 1.5)}
 MOST_RANKED = 1024
 """Likeliest tokens that are put in order; where more of them are left, none counts as left out."""
 
@@ -171,12 +170,9 @@ def alternatives(
     for by in sorted({*TEMPERATURES, 1 / temperature} - {1.0}):
         what = f"draws at a temperature of about {by * temperature:.3g}"
         found["temperature-not-applied", what] = of_tokens(logits / by, tokens)
-    for by in REPETITIONS:
-        what = f"a repetition penalty of about {by:g}"
-        found["sampling-altered", what] = of_tokens(penalised(logits, seen, by), tokens)
-    for by in PRESENCES:
-        what = f"a presence penalty of about {by:g}"
-        found["sampling-altered", what] = of_tokens(penalised(logits, seen, presence=by), tokens)
+    for kind, by in ((kind, by) for kind, values in PENALTIES.items() for by in values):
+        what = f"a {kind} penalty of about {by:g}"
+        found["sampling-altered", what] = of_tokens(penalised(logits, seen, **{kind: by}), tokens)
     return found
 
 
@@ -205,7 +201,13 @@ def of_logprobs(
 
     `before`: of each row, the ids of the rows before it in its microbatch.
     """
-    yield from _altered(plain, scored)
+    altered = defaultdict[tuple[str, str], dict[int, np.ndarray]](dict)
+    with torch.no_grad():
+        for i, logits, ids in itertools.chain.from_iterable(plain.scored([(s.ids, s.at) for s in scored])):
+            seen = seen_before(scored[i].ids, scored[i].at, logits.shape[-1])
+            for key, values in alternatives(logits.double(), ids, seen, plain.settings.temperature).items():
+                altered[key][i] = values.clamp(min=-1e9).cpu().numpy()
+    yield from ((*key, np.concatenate([of[i] for i in range(len(scored))])) for key, of in altered.items())
     pad = getattr(plain.model.config, "pad_token_id", None) or 0
     # A token must see itself, and the one before it, after which it is scored.
     masks = [[int(a or b) for a, b in zip(s.at, [*s.at[1:], False], strict=True)] for s in scored]
@@ -227,18 +229,6 @@ def of_logprobs(
         yield cause, what, np.concatenate(found)
     in_order = [np.sort(r)[np.argsort(np.argsort(o))] for o, r in zip(observed, right, strict=True)]
     yield "loss-differs-from-settings", "log-probabilities in another order", np.concatenate(in_order)
-
-
-def _altered(plain: Plain, scored: Sequence[Scored]) -> Conditions:
-    found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
-    with torch.no_grad():
-        for part in plain.scored([(s.ids, s.at) for s in scored]):
-            for i, logits, ids in part:
-                seen = seen_before(scored[i].ids, scored[i].at, logits.shape[-1])
-                other = alternatives(logits.double(), ids, seen, plain.settings.temperature)
-                for key, values in other.items():
-                    found.setdefault(key, {})[i] = values.clamp(min=-1e9).cpu().numpy()
-    return ((*key, np.concatenate([values[i] for i in range(len(scored))])) for key, values in found.items())
 
 
 # Advantages

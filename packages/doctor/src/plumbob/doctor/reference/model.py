@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,26 +91,19 @@ class Plain:
         own = dict(self.model.named_parameters())
         given = {plain_name(name): tensor.detach().to(self.model.device) for name, tensor in tensors.items()}
         leaves: dict[str, torch.Tensor] = {}
-        kept: dict[str, torch.Tensor] = {}
-        handles = []
         factor = self.settings.lora_alpha / max(self.settings.lora_rank, 1)
-        for name, tensor in given.items():
-            if name in own:
-                kept[name] = own[name].data
-                own[name].data = tensor.to(own[name].dtype).clone()
-                leaves[name] = own[name]
-            elif name.endswith(".lora_A"):
-                module = name.removesuffix(".lora_A")
-                a = leaves[name] = tensor.float().clone().requires_grad_()
-                b = leaves[f"{module}.lora_B"] = given[f"{module}.lora_B"].float().clone().requires_grad_()
-                handles.append(self.model.get_submodule(module).register_forward_hook(_adapter(a, b, factor)))
-        try:
+        with ExitStack() as undone:
+            for name, tensor in given.items():
+                if name in own:
+                    undone.callback(setattr, own[name], "data", own[name].data)
+                    own[name].data = tensor.to(own[name].dtype).clone()
+                    leaves[name] = own[name]
+                elif name.endswith(".lora_A"):
+                    module = name.removesuffix(".lora_A")
+                    a = leaves[name] = tensor.float().clone().requires_grad_()
+                    b = leaves[f"{module}.lora_B"] = given[f"{module}.lora_B"].float().clone().requires_grad_()
+                    undone.enter_context(self.model.get_submodule(module).register_forward_hook(_adapter(a, b, factor)))
             yield leaves
-        finally:
-            for handle in handles:
-                handle.remove()
-            for name, tensor in kept.items():
-                own[name].data = tensor
 
     def gradient(
         self,
@@ -120,16 +114,12 @@ class Plain:
 
         `adapter`: trained tensors by the trainer's names, with an adapter or where weights are not those of the file.
         """
-        parameters = dict(self.model.named_parameters())
-        for parameter in parameters.values():
-            parameter.requires_grad_(not self.settings.adapter)
-            parameter.grad = None
+        self.model.requires_grad_(not self.settings.adapter)
+        self.model.zero_grad()
         with self.having(adapter or {}) as leaves:
-            wanted = leaves if self.settings.adapter else parameters
+            wanted = leaves if self.settings.adapter else dict(self.model.named_parameters())
             for part in self.scored([(ids, at) for ids, at, _ in rows]):
-                sums = [
-                    (of_tokens(logits, ids) * torch.from_numpy(rows[i][2]).to(logits)).sum() for i, logits, ids in part
-                ]
+                sums = [of_tokens(logits, ids) @ torch.from_numpy(rows[i][2]).to(logits) for i, logits, ids in part]
                 torch.stack(sums).sum().backward()
             return {name: p.grad for name, p in wanted.items() if p.grad is not None}
 
@@ -147,12 +137,7 @@ def load(settings: Settings) -> Plain:
 
 def plain_name(name: str) -> str:
     """The name of a trained tensor without what libraries of adapters add to it."""
-    for part in ("base_model.model.", ".base_layer"):
-        name = name.replace(part, "")
-    for which in (".lora_A", ".lora_B"):
-        if which in name:
-            return name.split(which)[0] + which
-    return name
+    return re.sub(r"(\.lora_[AB]).*", r"\1", re.sub(r"base_model\.model\.|\.base_layer", "", name))
 
 
 def _adapter(a: torch.Tensor, b: torch.Tensor, factor: float) -> Any:

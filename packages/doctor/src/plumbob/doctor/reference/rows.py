@@ -27,9 +27,8 @@ def load_tokenizer(settings: Settings) -> Any:
     transformers makes up an empty one.
     """
     folder = Path(settings.model)
-    if folder.is_dir() and not any(
-        f for kind in ("token*", "vocab*", "*.model", "*.tiktoken") for f in folder.glob(kind)
-    ):
+    files = [f for kind in ("token*", "vocab*", "*.model", "*.tiktoken") for f in folder.glob(kind)]
+    if folder.is_dir() and not files:
         raise ValueError(f"{folder} holds no tokenizer")
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
     tokenizer.chat_template = settings.chat_template or tokenizer.chat_template
@@ -89,7 +88,5 @@ def end_of_turn(tokenizer: Any) -> int | None:
     # A token stays special for the template if another one is made the end token.
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if getattr(token, "special", False))}
-    last = max(
-        (i for i, t in enumerate(ids) if t not in special and tokenizer.decode([t]).strip() == "b"), default=None
-    )
-    return None if last is None else next((t for t in ids[last + 1 :] if t in special), None)
+    own = [i for i, t in enumerate(ids) if t not in special and tokenizer.decode([t]).strip() == "b"]
+    return next((t for t in ids[own[-1] + 1 :] if t in special), None) if own else None

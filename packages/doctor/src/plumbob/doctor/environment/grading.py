@@ -49,9 +49,9 @@ def twice(m: Matrix) -> Evidence | None:
 
 def unlike_alone(m: Matrix) -> Evidence | None:
     """What a rollout earns depends on nothing but itself: not on what is played beside it."""
-    if found := otherwise(m.together, f"{{}} transcripts earn something else {BESIDE}", FEW):
+    if found := otherwise(m.beside, f"{{}} transcripts earn something else {BESIDE}", FEW):
         return found
-    bad = [p for _, _, p in m.beside if not p.ok]
+    bad = [p for _, p in m.beside if not p.ok]
     found = refuted(bad, m.beside, f"{{}} rollouts fail {BESIDE}: ", lambda p: p.error, least=FEW, share=FAILED)
     return found and Evidence(found.text, cause="rollouts-fail")
 
@@ -146,6 +146,6 @@ def _graded(m: Matrix, kind: str, shares: Mapping[int, float]) -> bool:
 
 def near(m: Matrix) -> Evidence | None:
     shares, text = m.shares(NEAR), f"{NEAR} earns as much as the right answer in {{}} tasks, as "
-    full = [(m.kind(NEAR)[i], m.hand.golds[i]) for i, share in shares.items() if share >= 1 - TOLERANCE]
-    first = "{}, where the right one is {}"
-    return refuted(full, shares, text, lambda one: first.format(about(one[0]), short(one[1])), least=FEWEST, share=HALF)
+    full = [i for i, share in shares.items() if share >= 1 - TOLERANCE]
+    first = [f"{about(m.kind(NEAR)[i])}, where the right one is {short(m.hand.golds[i])}" for i in full]
+    return refuted(first, shares, text, str, least=FEWEST, share=HALF)

@@ -44,8 +44,6 @@ class Result:
     """What the conversation shows the model."""
     own: str
     """What the tool itself returns; the same as `shown` if it cannot be called alone."""
-    compared: bool
-    """Whether it can."""
 
 
 class _Stop(Exception):
@@ -61,8 +59,8 @@ class Matrix:
     cells: dict[str, dict[int, Played]] = field(default_factory=dict)
     scripts: dict[tuple[str, int], Turns] = field(default_factory=dict)
     """(kind, number of the task) -> what was said."""
-    beside: list[tuple[str, int, Played]] = field(default_factory=list)
-    """(kind, number of the task, rollout) of those that were played at the same time."""
+    beside: list[tuple[Played, Played]] = field(default_factory=list)
+    """Pairs of rollouts of one transcript, the first of which was played alone, and the second at the same time as others."""
     held_out: Matrix | None = None
     """The same of held-out tasks, with fewer kinds."""
     stopped: str = ""
@@ -115,22 +113,14 @@ class Matrix:
 
     def shares(self, name: str) -> dict[int, float]:
         """What a kind earns in each paid task above an empty reply, as a share of what the perfect transcript does."""
-        return {
-            i: (p.reward - self.floor(i)) / self.lifts[i]
-            for i, p in self.kind(name).items()
-            if self.lifts.get(i, 0.0) > TOLERANCE
-        }
+        paid = {i: p for i, p in self.kind(name).items() if i in self.paid}
+        return {i: (p.reward - self.floor(i)) / self.lifts[i] for i, p in paid.items()}
 
     @cached_property
     def again(self) -> dict[tuple[str, int], tuple[Played, Played]]:
         """(kind, number of the task) -> two rollouts of one transcript, the second of which was played later, after other ones."""
         kinds = (PERFECT, EMPTY)
         return {(k, i): (self.cells[k][i], again) for k in kinds for i, again in self.kind(f"{k}, {AGAIN}").items()}
-
-    @cached_property
-    def together(self) -> list[tuple[Played, Played]]:
-        """Pairs of rollouts of one transcript, the first of which was played alone, and the second at the same time as others."""
-        return [(self.cells[kind][i], b) for kind, i, b in self.beside]
 
     @cached_property
     def results(self) -> list[Result]:
@@ -142,7 +132,7 @@ class Matrix:
         messages = self.cells[PERFECT][i].messages
         told = [(m.answers, m.text) for m in messages if m.answers is not None and m.role == "tool"]
         own = self.player.direct(self.hand.tasks[i], [call for call, _ in told]) if told else []
-        return [Result(i, *one, one[1] if o is None else o, o is not None) for one, o in zip(told, own, strict=True)]
+        return [Result(i, *one, one[1] if o is None else o) for one, o in zip(told, own, strict=True)]
 
 
 def play(player: Player, seed: int = 0) -> Matrix:
@@ -163,12 +153,10 @@ def _first(hand: Hand) -> dict[str, Make]:
 def _play_all(matrix: Matrix) -> None:
     player, hand = matrix.player, matrix.hand
     fewer = chosen(len(hand.tasks), FEWER_TASKS)
-    some = fewer[:REPEATED]
-    again = [(kind, i, turns) for kind, make in _first(hand).items() for i in some if (turns := make(i)) is not None]
     for kind, make in _first(hand).items():
         matrix.play(kind, range(len(hand.tasks)), make)
-    for kind, i, turns in reversed(again):
-        matrix.play(f"{kind}, {AGAIN}", [i], lambda _, turns=turns: turns)
+    for kind, make in reversed(_first(hand).items()):
+        matrix.play(f"{kind}, {AGAIN}", reversed(fewer[:REPEATED]), make)
     known = Known(hand, matrix.cells)
     for kind, make in LATER.items():
         matrix.play(kind, fewer, lambda i, make=make: make(known, i))
@@ -204,7 +192,7 @@ def _play_beside(matrix: Matrix) -> None:
     picked = (steady * count)[:count]
     scripts = [Script(matrix.hand.tasks[i], matrix.scripts[kind, i]) for kind, i in picked]
     played = matrix.player.play(scripts) if scripts else []
-    matrix.beside = [(kind, i, one) for (kind, i), one in zip(picked, played, strict=True)]
+    matrix.beside = [(matrix.cells[kind][i], one) for (kind, i), one in zip(picked, played, strict=True)]
 
 
 def same(a: Played, b: Played) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from plumbob.doctor.environment.matrix import BESIDE, Evidence, Matrix, Result, refuted
-from plumbob.doctor.environment.player import Played
+from plumbob.doctor.environment.player import Task
 from plumbob.doctor.environment.texts import says_failed, says_nothing, short, squeezed, strings, words
 from plumbob.doctor.environment.transcripts import PERFECT
 
@@ -24,17 +24,18 @@ NEVER = 50
 
 def unlike_alone(m: Matrix) -> Evidence | None:
     """Results that are errors, or have other words, than when they were played alone."""
-
-    def first(one: tuple[Played, str, str]) -> str:
-        return f"{short(one[2])} in place of {short(one[1])} in task {one[0].task.key}"
-
-    every = [(b, x, y) for a, b in m.together for x, y in zip(a.results, b.results, strict=False) if not says_failed(x)]
+    every = [(b, x, y) for a, b in m.beside for x, y in zip(a.results, b.results, strict=False) if not says_failed(x)]
     fails = [one for one in every if says_failed(one[2])]
     other = [one for one in every if one not in fails and sorted(one[1].split()) != sorted(one[2].split())]
     for bad, share, cause in ((fails, OTHER, "tools-fail"), (other, 0.0, "tool-results-wrong")):
-        if found := refuted(bad, every, f"{{}} tool results are others {BESIDE}: ", first, least=FEW, share=share):
+        text = f"{{}} tool results are others {BESIDE}: "
+        if found := refuted(bad, every, text, lambda one: _instead(one[0].task, *one[1:]), least=FEW, share=share):
             return replace(found, cause=cause)
     return None
+
+
+def _instead(task: Task, due: str, seen: str) -> str:
+    return f"{short(seen)} in place of {short(due)} in task {task.key}"
 
 
 # What is shown, beside what the tools return
@@ -49,7 +50,7 @@ def _is_part(r: Result) -> bool:
 
 def own_result(m: Matrix) -> Evidence | None:
     """Results that tools do not return; None if there are few, or tools are random."""
-    results = [r for r in m.results if r.compared]
+    results = m.results
     parts = [r for r in results if _is_part(r)]
     # A call that fails directly, too, is its own result.
     other = [r for r in results if squeezed(r.own) not in squeezed(r.shown) and r not in parts]
@@ -63,10 +64,8 @@ def own_result(m: Matrix) -> Evidence | None:
         first = max(bad, key=lambda r: len(r.own) - len(r.shown), default=None)
         if first is None or len(bad) < min(FEW, len(results)) or len(bad) <= share * len(results):
             continue
-        text = (
-            f"{len(bad)} of {len(results)} tool results are {what} what the tool returns for the same arguments, such as "
-            f"{short(first.shown)} in place of {short(first.own)} in task {m.hand.tasks[first.task].key}"
-        )
+        text = f"{len(bad)} of {len(results)} tool results are {what} what the tool returns for the same arguments, such as "
+        text += _instead(m.hand.tasks[first.task], first.own, first.shown)
         if bad is failed:
             return Evidence(text, first.call.name, "tools-fail")
         lost = sum(not Counter(words(r.own)) <= Counter(words(r.shown)) for r in bad)

@@ -79,17 +79,13 @@ def judge(matrix: Matrix, only: Collection[str] | None = None) -> Iterator[Findi
     `only`: ids of the rows that are asked, if these transcripts can be played; by default all.
     """
     for row in TABLE if only is None else [row for row in TABLE if row.id in only and not row.lacks(matrix)]:
-        stage = CAUSES[row.cause].stage
-        if why := row.lacks(matrix):
-            yield Finding(row.statement, "unsure", why, None, stage)
-            continue
+        stage, why, evidence, verdict = CAUSES[row.cause].stage, row.lacks(matrix), None, "unsure"
         try:
-            evidence = row.check(matrix)
+            evidence = None if why else row.check(matrix)
         except Exception as error:  # one check that fails must not take the others with it
-            yield Finding(row.statement, "error", f"the check failed: {type(error).__name__}: {error}", None, stage)
-            continue
+            why, verdict = f"the check failed: {type(error).__name__}: {error}", "error"
         if evidence is None:
-            yield Finding(row.statement, "pass", "", None, stage)
+            yield Finding(row.statement, verdict if why else "pass", why, None, stage)
         else:
             place = matrix.player.place(row.where, evidence.part)
             yield Finding(row.statement, "fail", evidence.text, evidence.cause or row.cause, stage, place=place)

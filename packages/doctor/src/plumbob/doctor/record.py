@@ -347,24 +347,19 @@ EVERY = 25
 """Number of steps from one recorded step to the next after them."""
 
 
+@dataclass
 class RecordFolder:
     """A sink that writes a file for each of a run's first steps and for every `EVERY`th one."""
 
-    def __init__(
-        self,
-        folder: Path,
-        report: Callable[[str], None],
-        *,
-        began: int = 0,
-        writes: bool = True,
-        start: Callable[[Callable[[], None]], object] = lambda work: work(),
-    ) -> None:
-        """`report`: told of a record that cannot be written, which ends no run. `began`: number of steps that the run had
-        finished when this process began. `writes`: False on all processes but one. `start`: is given what writes a record, and
-        calls it, perhaps in a thread; by default at once.
-        """
-        self.folder, self.report, self.began, self.writes = folder, report, began, writes
-        self.start = start
+    folder: Path
+    report: Callable[[str], None]
+    """Told of a record that cannot be written, which ends no run."""
+    began: int = 0
+    """Number of steps that the run had finished when this process began."""
+    writes: bool = True
+    """False on all processes but one."""
+    start: Callable[[Callable[[], None]], object] = lambda work: work()
+    """Is given what writes a record, and calls it, perhaps in a thread; by default at once."""
 
     def wants(self, step: int) -> bool:
         return step - self.began < FIRST or (step + 1) % EVERY == 0

@@ -50,15 +50,14 @@ class Examination:
         The rows of an environment's table, and those of metrics, have an order of their own; in records, it is that of the
         stages.
         """
-        failed = [(i, source, f) for i, (source, f) in enumerate(self.found) if f.cause is not None]
 
-        def place(one: tuple[int, Source, Finding]) -> tuple[bool, int, int, int]:
-            i, source, finding = one
+        def place(one: tuple[Source, Finding]) -> tuple[bool, int, int]:
+            source, finding = one
             own_order = source in ("environment", "settings", "run")
             stage = 0 if own_order else STAGES.index(stage_of(finding))
-            return is_symptom(finding.cause or ""), SOURCES.index(source), stage, i
+            return is_symptom(finding.cause or ""), SOURCES.index(source), stage
 
-        return [(source, finding) for _, source, finding in sorted(failed, key=place)]
+        return sorted((one for one in self.found if one[1].cause is not None), key=place)
 
     def advice(self, cause: Cause) -> str:
         return self.remedies.get(cause.id) or cause.advice(self.env, self.model)

@@ -142,6 +142,5 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; max-width: 60rem; margin:
 
 def render(x: Examination, title: str) -> str:
     """The page: each area with every check, the answer, and what was not examined."""
-    return PAGE.format(
-        title=html.escape(title), text=html.escape("\n".join(lines(x, everything=True, width=MOST_WIDTH)))
-    )
+    text = "\n".join(lines(x, everything=True, width=MOST_WIDTH))
+    return PAGE.format(title=html.escape(title), text=html.escape(text))

@@ -81,9 +81,8 @@ def _played(trace: dict[str, Any]) -> tuple[Played, bool]:
     parts = {name: one["score"] * one.get("weight", 1.0) for name, one in trace["rewards"].items() if one}
     reward, errors = sum(parts.values()), trace.get("errors") or []
     key = trace["task"].get("key") or json.dumps(data, sort_keys=True)
-    prompt = "\n".join(
-        message.text for message in messages if not message.sampled and message.role in ("system", "user")
-    )
+    asked = [message.text for message in messages if not message.sampled and message.role in ("system", "user")]
+    prompt = "\n".join(asked)
     task = Task(key, "train", {name: value for name, value in data.items() if name not in NO_DATA}, prompt)
     failure = "fails" if errors else None if math.isfinite(reward) else "not-finite"
     error = f"{errors[-1]['type']}: {errors[-1]['message']}"[:300] if errors else ""

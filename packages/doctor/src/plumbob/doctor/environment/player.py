@@ -171,9 +171,8 @@ def messages_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
     named, waiting, found = dict[str, Call](), list[Call](), list[Message]()
     for node in nodes:
         said, content = node["message"], node["message"].get("content") or ""
-        own = {
-            call.get("id", k): _call(call.get("function", call)) for k, call in enumerate(said.get("tool_calls") or ())
-        }
+        calls = enumerate(said.get("tool_calls") or ())
+        own = {call.get("id", k): _call(call.get("function", call)) for k, call in calls}
         named |= own
         waiting += own.values()
         text = content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content)

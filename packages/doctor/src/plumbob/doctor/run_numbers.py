@@ -156,10 +156,6 @@ class Numbers:
         moved = itertools.accumulate(change_of(row) or 0.0 for row in self.first)
         return self.first[: 1 + sum(m < BREAKING for m in moved)]
 
-    @property
-    def negative(self) -> bool:
-        return any(number(row, "reward/mean") < 0 for row in self.rows)
-
     def ends(self, wide: bool = False) -> tuple[list[Row], list[Row]]:
         """The first and the last steps: `WINDOW` of each, or `wide`, a quarter of the run, of which none is in both."""
         size = min(max(WINDOW, self.steps // 4), WIDEST, max(self.steps // 2, 1)) if wide else WINDOW

@@ -89,7 +89,8 @@ def unread(n: Numbers) -> str | None:
 
 def spread(n: Numbers) -> float:
     """Upper bound of a reward's standard deviation: half of its range."""
-    return max(n.scale * (1.0 if n.negative else 0.5), *(number(r, "reward/std") for r in n.rows))
+    negative = any(number(row, "reward/mean") < 0 for row in n.rows)
+    return max(n.scale * (1.0 if negative else 0.5), *(number(r, "reward/std") for r in n.rows))
 
 
 def evaluated_otherwise(n: Numbers) -> str | None:
@@ -104,9 +105,8 @@ def evaluated_otherwise(n: Numbers) -> str | None:
     error = math.hypot(n.error(n.last), spread(n) / math.sqrt(plan.held_out))
     if abs(value - training) <= max(0.3 * n.scale, 3 * error):
         return None
-    return (
-        f"after step {number(row, 'step'):.0f} held-out tasks earn {value:.3f}, and new training tasks {training:.3f}"
-    )
+    step = number(row, "step")
+    return f"after step {step:.0f} held-out tasks earn {value:.3f}, and new training tasks {training:.3f}"
 
 
 # Engine and trainer, sampling, limits
@@ -281,9 +281,8 @@ def no_signal(n: Numbers) -> dict[str, str]:
     dead, groups = share(rows, "groups/zero_signal", "groups/count"), plan.groups or mean(rows, "groups/count")
     live = (1 - dead) * groups
     # Ten rollouts of one group are hardly more than one example. Elsewhere the reward has time to contradict.
-    few = (
-        (live <= 1 and live * plan.group_size < 10) or (live < 2 and dead > 0.7) or (n.steps >= 2 * WINDOW and live < 1)
-    )
+    few = (live <= 1 and live * plan.group_size < 10) or (live < 2 and dead > 0.7)
+    few = few or (n.steps >= 2 * WINDOW and live < 1)
     if not nearly_all and (not few or n.gained() or n.solved):
         return {}
     different = f"{live:.1f} of {groups:.0f} groups of {plan.group_size} rollouts have different rewards in a step"
@@ -323,10 +322,8 @@ def memory(n: Numbers) -> str | None:
 
 
 def hacked(n: Numbers) -> str | None:
-    rows = [{"step": 0.0, **n.before}, *n.rows]
-    known = [
-        (int(number(row, "step")), number(row, "eval/greedy")) for row in rows if row.get("eval/greedy") is not None
-    ]
+    rows = [row for row in ({"step": 0.0, **n.before}, *n.rows) if row.get("eval/greedy") is not None]
+    known = [(int(number(row, "step")), number(row, "eval/greedy")) for row in rows]
     if len(known) < 2:
         return None
     best_step, best = max(known, key=lambda one: one[1])

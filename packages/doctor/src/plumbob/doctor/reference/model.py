@@ -141,10 +141,7 @@ def plain_name(name: str) -> str:
 
 
 def _adapter(a: torch.Tensor, b: torch.Tensor, factor: float) -> Any:
-    def add(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        return output + factor * ((inputs[0] @ a.T) @ b.T)
-
-    return add
+    return lambda module, inputs, output: output + factor * ((inputs[0] @ a.T) @ b.T)
 
 
 class Live(Protocol):

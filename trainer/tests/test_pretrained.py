@@ -9,7 +9,6 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from plumbob.console.app import run_app
 from plumbob.rollout import to_sample
 from plumbob.trainer.cli.evaluate import evaluate_app
 from plumbob.trainer.config.train import TrainConfig
@@ -78,7 +77,7 @@ def test_rows_hold_what_the_model_sampled_and_the_templates_own_tokens_between(d
             assert (answer or "").strip() in sampled.replace("<|im_end|>", "")
 
 
-def test_evaluation_of_the_trained_model(directory, tmp_path, capsys):
+def test_evaluation_of_the_trained_model(directory, tmp_path, ended):
     options = [
         "--model",
         str(directory / "model"),
@@ -90,10 +89,8 @@ def test_evaluation_of_the_trained_model(directory, tmp_path, capsys):
         str(tmp_path),
         "--json",
     ]
-    with pytest.raises(SystemExit) as exit_:
-        run_app("evaluate", evaluate_app, ["gsm8k", "-a", "datasets=synthetic", *options])
-    assert exit_.value.code == 0
-    output = capsys.readouterr().out
-    assert json.loads(output)
+    code, out, _ = ended("evaluate", evaluate_app, "gsm8k", "-a", "datasets=synthetic", *options)
+    assert code == 0
+    assert json.loads(out)
     (result,) = tmp_path.glob("*/summary.json")
     assert json.loads(result.read_text())

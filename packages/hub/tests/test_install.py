@@ -182,14 +182,11 @@ def test_an_environment_that_does_not_load_says_why(new_python, make_wheel):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_sentence(arguments, told, tmp_path, monkeypatch, capsys):
-    from plumbob.console.app import run_app
+def test_a_mistake_is_one_sentence(arguments, told, tmp_path, monkeypatch, ended):
     from plumbob.hub.cli.vf_install import app
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PLUMBOB_INDEX", raising=False)
-    with pytest.raises(SystemExit) as end:
-        run_app("vf-install", app, arguments)
-    assert end.value.code == 2
-    assert told in "".join(capsys.readouterr())
+    code, out, err = ended("vf-install", app, *arguments)
+    assert code == 2 and told in out + err
     assert sys.exc_info()[0] is None

@@ -245,18 +245,16 @@ def test_an_unknown_name_that_is_redirected_to_a_public_index_stays_unknown(new_
 
 
 @pytest.mark.parametrize("url", ["http://ci:s3cret@127.0.0.1:1/simple/", "https://token@example.org/simple/"])
-def test_credentials_in_a_url_are_refused_and_not_repeated(url, make_project, tmp_path, monkeypatch, capsys):
-    from plumbob.console.app import run_app
+def test_credentials_in_a_url_are_refused_and_not_repeated(url, make_project, tmp_path, monkeypatch, ended):
     from plumbob.hub.cli import hub as cli
     from plumbob.hub.cli import vf_install as install_cli
 
     monkeypatch.chdir(make_project(tmp_path / "project", "vf-mine", environment="mine"))
     commands = [(install_cli.app, ["toy"]), *((cli.app, [c, "toy"]) for c in ("search", "info", "publish"))]
     for app, command in commands:
-        with pytest.raises(SystemExit) as end:
-            run_app("command", app, [*command, "--index", url])
-        said = "".join(capsys.readouterr())
-        assert end.value.code == 2 and "holds credentials" in said and "UV_INDEX_<NAME>_PASSWORD" in said
+        code, out, err = ended("command", app, *command, "--index", url)
+        said = out + err
+        assert code == 2 and "holds credentials" in said and "UV_INDEX_<NAME>_PASSWORD" in said
         assert "s3cret" not in said and "token" not in said
 
 

@@ -131,17 +131,10 @@ def test_info_of_what_is_nowhere(tmp_path, monkeypatch):
         info("vf-nowhere")
 
 
-def test_info_of_what_is_installed(capsys):
-    from plumbob.console.app import run_app
-    from plumbob.hub.cli.hub import app
-
-    with pytest.raises(SystemExit):
-        run_app("hub", app, ["info", "lookup", "--json"])
-    told = json.loads(capsys.readouterr().out)
+def test_info_of_what_is_installed(hub):
+    told = json.loads(hub("info", "lookup", "--json").stdout)
     assert told["entry_points"] == {"lookup": "vf_lookup:LookupTaskset"} and told["installed"]
-    with pytest.raises(SystemExit):
-        run_app("hub", app, ["info", "vf-lookup"])
-    assert capsys.readouterr().out.startswith("lookup: The minimal multi-step tool environment")
+    assert hub("info", "vf-lookup").stdout.startswith("lookup: The minimal multi-step tool environment")
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 from plumbob.console import UserError
-from plumbob.console.app import run_app
 from plumbob.doctor.causes import CAUSES
 from plumbob.trainer.cli import doctor as cli
 from plumbob.trainer.cli import gather
@@ -138,7 +137,7 @@ def test_a_run_that_is_not_over(runs: dict[str, Path], doctor, copied) -> None:
     assert code == 0 and "it has too few steps for them" in " ".join(text.split())
 
 
-def test_a_resumed_run_has_the_warnings_of_an_uninterrupted_one(runs: dict[str, Path], doctor, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_warnings_of_an_uninterrupted_one(runs: dict[str, Path], ended, doctor, tmp_path) -> None:
     """Killed in step 7, or so it seems; the last checkpoint is that of step 3."""
     cause = "learning-rate-too-low"
     whole, folder = runs[cause], Path(shutil.copytree(runs[cause], tmp_path / "r"))
@@ -148,9 +147,7 @@ def test_a_resumed_run_has_the_warnings_of_an_uninterrupted_one(runs: dict[str, 
     (folder / "summary.json").unlink()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "rewa')
-    with pytest.raises(SystemExit) as exit_:
-        run_app("train", train_app, ["--resume", str(folder)])
-    assert not exit_.value.code
+    assert ended("train", train_app, "--resume", folder)[0] == 0
     assert [row["step"] for row in read_metrics(folder)] == [1, 2, 3, 4, 5, 6]
     assert (folder / WARNINGS).read_text() == (whole / WARNINGS).read_text()
     code, text, _ = doctor(folder, "--without-model")

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 
 import pytest
 from plumbob.console import UserError
-from plumbob.console.app import run_app
 from plumbob.trainer.cli import train as cli
 from plumbob.trainer.config.options import flag, read_toml
 from plumbob.trainer.config.train import TrainConfig
@@ -21,7 +20,7 @@ def args_env(args: tuple[str, ...]) -> str:
 
 
 @pytest.fixture
-def refused(tmp_path, capsys, monkeypatch):
+def refused(tmp_path, ended, monkeypatch):
     """Run `train` in an empty folder; return its one line of complaint.
 
     `loads`: whether torch and verifiers are loaded before it, which a line says.
@@ -29,12 +28,9 @@ def refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str, loads: bool = False) -> str:
-        with pytest.raises(SystemExit) as exit_:
-            run_app("train", cli.app, list(args))
-        output = capsys.readouterr()
-        assert exit_.value.code == 2
-        assert output.out == ""
-        *loading, complaint = output.err.splitlines(keepends=True)
+        code, out, err = ended("train", cli.app, *args)
+        assert (code, out) == (2, "")
+        *loading, complaint = err.splitlines(keepends=True)
         asked = f"  loading the environment {args_env(args)}\n"  # where the type of one of its settings refuses a value
         loading = [line for line in loading if line != asked and not line.startswith("  loading the tasks of ")]
         assert loading == (["  loading torch, verifiers and the environment " + args_env(args) + "\n"] if loads else [])
@@ -174,34 +170,30 @@ def test_all_data_held_out(refused, tmp_path):
     )
 
 
-def test_model_without_a_chat_template(refused, tmp_path, qwen2, capsys):
+def test_model_without_a_chat_template(refused, tmp_path, qwen2):
     folder = tmp_path / "base-model"
     tokenizer = load_tokenizer("tiny")
     tokenizer.chat_template = None
     tokenizer.save_pretrained(folder)
     qwen2.save_pretrained(folder)
-    capsys.readouterr()
     assert "has no chat template" in refused("--model", str(folder), loads=True)
 
 
-def test_template_that_refuses_every_conversation(refused, tmp_path, qwen2, capsys):
+def test_template_that_refuses_every_conversation(refused, tmp_path, qwen2):
     folder = tmp_path / "refusing"
     tokenizer = load_tokenizer("tiny")
     tokenizer.chat_template = "{{ raise_exception('No conversations here') }}" + tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     qwen2.save_pretrained(folder)
-    capsys.readouterr()
     message = refused("--model", str(folder), loads=True)
     assert "chat template" in message and "No conversations here" in message
 
 
-def test_run_name_that_exists(tmp_path, capsys, monkeypatch):
+def test_run_name_that_exists(tmp_path, ended, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine" / "traces").mkdir(parents=True)
-    with pytest.raises(SystemExit) as exit_:
-        run_app("train", cli.app, ["--run-name", "mine"])
-    assert exit_.value.code == 2
-    assert "runs/mine exists already" in capsys.readouterr().err
+    code, _, err = ended("train", cli.app, "--run-name", "mine")
+    assert code == 2 and "runs/mine exists already" in err
 
 
 def test_config_file(tmp_path):
@@ -216,12 +208,11 @@ def test_config_file(tmp_path):
         TrainConfig(max_steps="3")  # ty: ignore[invalid-argument-type]
 
 
-def test_help_is_in_groups_and_lists_the_settings_of_the_environment(capsys):
+def test_help_is_in_groups_and_lists_the_settings_of_the_environment(ended):
     def shown(*args):
-        with pytest.raises(SystemExit) as exit_:
-            run_app("train", cli.app, ["lookup", *args])
-        assert exit_.value.code == 0
-        return capsys.readouterr().out
+        code, out, _ = ended("train", cli.app, "lookup", *args)
+        assert code == 0
+        return out
 
     short, help_ = shown("--help"), shown("--help-all")
     assert (
@@ -243,12 +234,10 @@ def test_a_missing_reporting_library_leaves_nothing_behind(refused):
 
 
 @pytest.mark.slow
-def test_a_ready_configuration_runs_and_its_run_reruns(tmp_path, repository):
+def test_a_ready_configuration_runs_and_its_run_reruns(tmp_path, repository, ended):
     small = "--max-steps 1 --batch-size 4 --gradient-accumulation-steps 1 --num-generations 2 --eval-examples 2"
     args = ["--config", str(repository / "configs" / "lookup.toml"), *small.split(), "--max-hops", "2"]
-    with pytest.raises(SystemExit) as exit_:
-        run_app("train", cli.app, [*args, "--max-tokens", "24", "-o", str(tmp_path), "--run-name", "r"])
-    assert exit_.value.code == 0
+    assert ended("train", cli.app, *args, "--max-tokens", "24", "-o", tmp_path, "--run-name", "r")[0] == 0
     again = cli.configure(get_command(cli.app).make_context("train", ["--config", f"{tmp_path}/r/config.toml"]).params)
     assert again[0].env_args == ("min_hops=1", "max_hops=2") and again[0].max_steps == 1 and again[0].run_name is None
 

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.console import UserError
-from plumbob.console.app import run_app
 from plumbob.rollout import Chat
 from plumbob.testing.vllm_double import Double, serving
 from plumbob.trainer.cli import doctor as doctor_cli
@@ -173,14 +172,13 @@ def test_the_options_reach_every_chat(tmp_path, plain):
         (b"\xff", "is not a text in UTF-8"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, capsys, name, app, content, why):
+def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, ended, name, app, content, why):
     file = tmp_path / "t.jinja"
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(SystemExit) as exit_:
-        run_app(name, app, [*([] if name == "serve" else ["lookup"]), "--chat-template", str(file)])
-    message = capsys.readouterr().err.strip()
-    assert exit_.value.code == 2 and why in message and str(file) in message and "\n" not in message
+    code, _, err = ended(name, app, *([] if name == "serve" else ["lookup"]), "--chat-template", file)
+    message = err.strip()
+    assert code == 2 and why in message and str(file) in message and "\n" not in message
 
 
 @pytest.mark.slow
@@ -286,15 +284,15 @@ def test_a_template_whose_own_calls_are_not_read_back_is_refused_where_there_are
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "evaluate", "doctor"])
-def test_every_command_says_that_calls_are_not_read_before_the_first_step(tmp_path, monkeypatch, capsys, command):
+def test_every_command_says_that_calls_are_not_read_before_the_first_step(tmp_path, monkeypatch, ended, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unread.jinja").write_text(UNREAD)
     apps = {"train": train_cli.app, "sft": sft_cli.app, "evaluate": evaluate_cli.evaluate_app, "doctor": doctor_cli.app}
     more = {"evaluate": ["-n", "2"], "doctor": ["--without-model"]}.get(command, ["--max-steps", "2"])
-    with pytest.raises(SystemExit) as exit_:
-        run_app(command, apps[command], ["lookup", "--model", "tiny", "--chat-template", "unread.jinja", *more])
-    shown = " ".join(" ".join(capsys.readouterr()).split())
-    assert exit_.value.code == (1 if command == "doctor" else 2)
+    args = ["lookup", "--model", "tiny", "--chat-template", "unread.jinja", *more]
+    code, *said = ended(command, apps[command], *args)
+    shown = " ".join(" ".join(said).split())
+    assert code == (1 if command == "doctor" else 2)
     assert (
         "calls-not-read" if command == "doctor" else f"{command}: this model's chat template writes a tool call"
     ) in shown

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from plumbob.console import UserError
-from plumbob.console.app import run_app
 from plumbob.rollout import EngineError, ScriptedChat
 from plumbob.trainer.cli import evaluate as cli
 from plumbob.trainer.config.evaluate import EvaluateConfig
@@ -192,13 +191,12 @@ def test_a_run_directory_is_a_model(tmp_path, evaluate):
         assert by_run != scores(evaluate(run_name=f"d-{name}"))  # so large a step must show
 
 
-def test_predictions_in_the_order_of_the_tasks(tmp_path, monkeypatch, capsys):
+def test_predictions_in_the_order_of_the_tasks(tmp_path, monkeypatch, ended):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "answers.jsonl"
-    args = ["lookup", "-n", "5", "--max-tokens", "48", "--output-file", str(file), "--run-name", "p"]
-    with pytest.raises(SystemExit) as exit_:
-        run_app("predict", cli.predict_app, args)
-    assert exit_.value.code == 0 and "5 predictions" in capsys.readouterr().out
+    args = ["lookup", "-n", "5", "--max-tokens", "48", "--output-file", file, "--run-name", "p"]
+    code, out, _ = ended("predict", cli.predict_app, *args)
+    assert code == 0 and "5 predictions" in out
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["id"] for row in rows] == [f"lookup-eval-0-{i}" for i in range(5)]
     records = read_records(tmp_path / "evaluations" / "p" / "lookup.jsonl")
@@ -206,14 +204,13 @@ def test_predictions_in_the_order_of_the_tasks(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_benchmark_fills_its_grid_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_benchmark_fills_its_grid_and_goes_on(tmp_path, monkeypatch, ended):
     monkeypatch.chdir(tmp_path)
 
     def go(*args):
-        with pytest.raises(SystemExit) as exit_:
-            run_app("benchmark", cli.benchmark_app, list(args))
-        assert exit_.value.code == 0
-        return json.loads(capsys.readouterr().out)
+        code, out, _ = ended("benchmark", cli.benchmark_app, *args)
+        assert code == 0
+        return json.loads(out)
 
     args = ["lookup", "gsm8k", "-a", "gsm8k.datasets=synthetic", "-n", "4", "--max-tokens", "16", "--json"]
     first = go(*args, "--models", "tiny", "--run-name", "b")
@@ -225,7 +222,7 @@ def test_a_benchmark_fills_its_grid_and_goes_on(tmp_path, monkeypatch, capsys):
     for cell in directory.glob("*/config.toml"):
         assert 'engine = "transformers"' in cell.read_text()
         cell.write_text(cell.read_text().replace('engine = "transformers"', 'engine = "paged"'))
-    again = go("--resume", str(directory), "--json")
+    again = go("--resume", directory, "--json")
     assert [c["scores"] for c in again] == [c["scores"] for c in first]
     assert [", engine paged, " in c["heading"] for c in again] == [False, True]
     assert 'engine = "paged"' in (finished.parent / "config.toml").read_text()
@@ -236,21 +233,18 @@ def test_models_of_one_name_are_two_cells_of_a_benchmark():
     assert _folder("m", "a", "b") != _folder("m", "a-b", None)
 
 
-def test_a_wrong_retriever_is_told_before_the_first_rollout(tmp_path, monkeypatch, capsys):
+def test_a_wrong_retriever_is_told_before_the_first_rollout(tmp_path, monkeypatch, ended):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        run_app("benchmark", cli.benchmark_app, ["musique", "--datasets", "synthetic", "--retrievers", "bm25,nosuch"])
-    assert exit_.value.code == 2 and "nosuch" in capsys.readouterr().err
+    args = ["musique", "--datasets", "synthetic", "--retrievers", "bm25,nosuch"]
+    code, _, err = ended("benchmark", cli.benchmark_app, *args)
+    assert code == 2 and "nosuch" in err
     assert not (tmp_path / "evaluations").exists()
 
 
-def test_predictions_are_in_the_source_s_order_and_failures_can_be_filled(tmp_path, monkeypatch, capsys):
+def test_predictions_are_in_the_source_s_order_and_failures_can_be_filled(tmp_path, monkeypatch, ended):
     monkeypatch.chdir(tmp_path)
     rows = tmp_path / "rows.jsonl"
-    with pytest.raises(SystemExit):
-        run_app(
-            "predict", cli.predict_app, ["musique", "--oracle", "--datasets", "synthetic", "-n", "6", "--run-name", "a"]
-        )
+    ended("predict", cli.predict_app, "musique", "--oracle", "--datasets", "synthetic", "-n", "6", "--run-name", "a")
     answers = [json.loads(r)["id"] for r in (tmp_path / "evaluations/a/predictions.jsonl").read_text().splitlines()]
     assert answers == sorted(answers, key=lambda i: int(i.rsplit("-", 1)[1])) and len(answers) == 6
 
@@ -263,12 +257,11 @@ def test_predictions_are_in_the_source_s_order_and_failures_can_be_filled(tmp_pa
         return await reply(*args)
 
     monkeypatch.setattr(ScriptedChat, "reply", fails_once)
-    args = ["lookup", "--oracle", "-n", "3", "--output-file", str(rows)]
+    args = ["lookup", "--oracle", "-n", "3", "--output-file", rows]
     for extra, code in (["--run-name", "b"], 1), (["--run-name", "c", "--fill-failed"], 0):
         calls.clear()
-        with pytest.raises(SystemExit) as exit_:
-            run_app("predict", cli.predict_app, [*args, *extra])
-        assert exit_.value.code == code and rows.exists() == (code == 0)
+        assert ended("predict", cli.predict_app, *args, *extra)[0] == code
+        assert rows.exists() == (code == 0)
     assert [bool(json.loads(row)["answer"]) for row in rows.read_text().splitlines()] == [False, True, True]
 
 
@@ -294,13 +287,11 @@ def test_predictions_are_in_the_source_s_order_and_failures_can_be_filled(tmp_pa
         (["lookup", "--engine", "vlm"], "--engine"),
     ],
 )
-def test_mistakes_are_one_sentence(args, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_one_sentence(args, message, tmp_path, monkeypatch, ended):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        run_app("evaluate", cli.evaluate_app, args)
-    output = capsys.readouterr()
-    lines = [line for line in output.err.splitlines() if not line.startswith("  loading ")]
-    assert exit_.value.code == 2 and output.out == "" and len(lines) == 1
+    code, out, err = ended("evaluate", cli.evaluate_app, *args)
+    lines = [line for line in err.splitlines() if not line.startswith("  loading ")]
+    assert code == 2 and out == "" and len(lines) == 1
     assert message in lines[0]
     assert not (tmp_path / "evaluations").exists()
 
@@ -310,16 +301,14 @@ def test_settings_of_one_environment():
     assert config.settings_of("a") == {"seed": "1"} and config.settings_of("b") == {"seed": "2", "split": "x=y"}
 
 
-def test_a_gpu_without_room_for_the_model_is_one_sentence(monkeypatch, tmp_path, capsys):
+def test_a_gpu_without_room_for_the_model_is_one_sentence(monkeypatch, tmp_path, ended):
     def without_room(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB. GPU 0 has none.")
 
     monkeypatch.setattr(PreTrainedModel, "to", without_room)
-    with pytest.raises(SystemExit) as ended:
-        run_app("evaluate", cli.evaluate_app, ["lookup", "-n", "2", "--output-dir", str(tmp_path)])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "evaluate: CUDA out of memory; other processes may hold a part of the memory"
+    code, _, err = ended("evaluate", cli.evaluate_app, "lookup", "-n", "2", "--output-dir", tmp_path)
+    assert code == 2
+    assert err.splitlines()[-1] == "evaluate: CUDA out of memory; other processes may hold a part of the memory"
 
 
 HANGING = """

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console import UserError
-from plumbob.console.app import run_app
 from plumbob.trainer.cli.analyze import app, compare
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
 from plumbob.trainer.evaluation.statistics import estimate, estimate_count, paired_bootstrap, pass_at_k
@@ -199,13 +198,11 @@ def test_comparison_on_shared_tasks_only(results):
     assert "against_baseline" not in third
 
 
-def test_analyze_prints_a_line_per_file(results, capsys):
+def test_analyze_prints_a_line_per_file(results, ended):
     a = results("a.jsonl", [record(str(i), float(i % 2), f1=0.1) for i in range(20)])
     b = results("b.jsonl", [record(str(i), 1.0, f1=0.3) for i in range(20)])
-    with pytest.raises(SystemExit) as exit_:
-        run_app("analyze", app, [str(a), str(b), "--metric", "f1"])
-    out = capsys.readouterr().out
-    assert exit_.value.code == 0 and "+0.200 [+0.200, +0.200]" in out and "baseline" in out
+    code, out, _ = ended("analyze", app, a, b, "--metric", "f1")
+    assert code == 0 and "+0.200 [+0.200, +0.200]" in out and "baseline" in out
 
 
 @pytest.mark.parametrize(
@@ -216,10 +213,9 @@ def test_analyze_prints_a_line_per_file(results, capsys):
         (["a.jsonl", "-m", "f2"], "it has reward, correct, f1"),
     ],
 )
-def test_mistakes_are_one_sentence(args, message, tmp_path, monkeypatch, capsys, results):
+def test_mistakes_are_one_sentence(args, message, tmp_path, monkeypatch, ended, results):
     if args[0] == "a.jsonl":
         results("a.jsonl", [record("a", 1.0, f1=0.1)])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        run_app("analyze", app, args)
-    assert exit_.value.code == 2 and message in capsys.readouterr().err
+    code, _, err = ended("analyze", app, *args)
+    assert code == 2 and message in err

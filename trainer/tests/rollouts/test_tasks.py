@@ -7,7 +7,6 @@ import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console import UserError
-from plumbob.console.app import run_app
 from plumbob.testing.upstream_style import FOLDER
 from plumbob.trainer.cli import train as train_cli
 from plumbob.trainer.config.environment import describe
@@ -189,16 +188,15 @@ def test_the_help_shows_how_to_give_a_setting_whose_name_the_trainer_has_too(imp
 
 
 @pytest.fixture
-def refused(tmp_path, capsys, monkeypatch):
+def refused(tmp_path, ended, monkeypatch):
     """Run `train` in an empty folder; return its one line of complaint. No weights may be loaded before it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(setup, "load_model", lambda name: pytest.fail("the model was loaded"))
 
     def run(*args: str) -> str:
-        with pytest.raises(SystemExit) as exit_:
-            run_app("train", train_cli.app, list(args))
-        lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("  loading ")]
-        assert exit_.value.code == 2 and len(lines) == 1 and lines[0].startswith("train: "), lines
+        code, _, err = ended("train", train_cli.app, *args)
+        lines = [line for line in err.splitlines() if not line.startswith("  loading ")]
+        assert code == 2 and len(lines) == 1 and lines[0].startswith("train: "), lines
         assert not (tmp_path / "runs").exists()
         return lines[0]
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from plumbob.console.app import run_app
 from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.cli import serve
 from plumbob.trainer.serving.openai_api import (
@@ -168,18 +167,16 @@ def test_an_engine_that_fails_is_a_server_error(with_http, server):
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def refused(capsys, *args):
-    with pytest.raises(SystemExit) as exit_:
-        run_app("serve", serve.app, list(args))
-    output = capsys.readouterr()
-    assert exit_.value.code == 2 and output.out == ""
-    return output.err.splitlines()[-1]  # in this process, transformers may show its progress before it
+def refused(ended, *args):
+    code, out, err = ended("serve", serve.app, *args)
+    assert code == 2 and out == ""
+    return err.splitlines()[-1]  # in this process, transformers may show its progress before it
 
 
-def test_a_port_that_is_taken_is_one_sentence(capsys):
+def test_a_port_that_is_taken_is_one_sentence(ended):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        message = refused(capsys, "--port", port)
+        message = refused(ended, "--port", port)
     assert message == f"serve: cannot listen on 127.0.0.1:{port}: Address already in use; try --port 0"
 
 
@@ -200,8 +197,8 @@ def test_a_port_that_is_taken_is_one_sentence(capsys):
         (["--allow-host", ""], "--allow-host takes a host name such as gpu-box, without scheme and port, so not ''"),
     ],
 )
-def test_a_user_s_mistake_is_one_sentence(capsys, args, message):
-    said = refused(capsys, *args)
+def test_a_user_s_mistake_is_one_sentence(ended, args, message):
+    said = refused(ended, *args)
     assert message in said and said.startswith("serve: ")
 
 

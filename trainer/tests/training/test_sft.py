@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.console import UserError
-from plumbob.console.app import run_app
 from plumbob.testing.step_gradients import relative_difference, samples
 from plumbob.trainer.cli import sft as sft_cli
 from plumbob.trainer.cli import train as train_cli
@@ -174,24 +173,18 @@ def test_a_resumed_run_plays_no_demonstration_again(finished, tmp_path, monkeypa
             run(dataclasses.replace(config, max_steps=6), copied)
 
 
-def command(name: str, *arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        run_app(name, {"sft": sft_cli, "train": train_cli}[name].app, list(arguments))
-    return int(exit_.value.code or 0)
-
-
-def test_each_command_resumes_its_own_runs_only(finished, tmp_path, capsys):
-    assert command("train", "--resume", str(finished)) == 2
-    assert f"`sft`, not of `train`; to go on with that run:  sft --resume {finished}" in capsys.readouterr().err
+def test_each_command_resumes_its_own_runs_only(finished, tmp_path, ended):
+    code, _, err = ended("train", train_cli.app, "--resume", finished)
+    assert code == 2 and f"`sft`, not of `train`; to go on with that run:  sft --resume {finished}" in err
     grpo = tmp_path / "grpo"
     grpo.mkdir()
     (grpo / "config.toml").write_text(TrainConfig().to_toml())
-    assert command("sft", "--resume", str(grpo)) == 2
-    assert f"`train`, not of `sft`; to go on with that run:  train --resume {grpo}" in capsys.readouterr().err
-    assert command("sft", "--resume", str(finished), "--min-reward", "0.5") == 2
-    assert "--resume keeps the run's own --min-reward" in capsys.readouterr().err
-    assert command("sft", "lookup", "--num-generations", "4") == 2
-    assert "--num-generations is an option of `train`, not of `sft`: leave it out" in capsys.readouterr().err
+    code, _, err = ended("sft", sft_cli.app, "--resume", grpo)
+    assert code == 2 and f"`train`, not of `sft`; to go on with that run:  train --resume {grpo}" in err
+    code, _, err = ended("sft", sft_cli.app, "--resume", finished, "--min-reward", "0.5")
+    assert code == 2 and "--resume keeps the run's own --min-reward" in err
+    code, _, err = ended("sft", sft_cli.app, "lookup", "--num-generations", "4")
+    assert code == 2 and "--num-generations is an option of `train`, not of `sft`: leave it out" in err
 
 
 def test_the_doctor_says_what_it_cannot_examine(finished):
@@ -200,10 +193,11 @@ def test_the_doctor_says_what_it_cannot_examine(finished):
 
 
 @pytest.mark.slow
-def test_the_command_prints_demonstrations_and_the_loss(tmp_path, capsys):
+def test_the_command_prints_demonstrations_and_the_loss(tmp_path, ended):
     options = ["--max-demonstrations", "8", "--max-steps", "2", "--eval-examples", "0", "--log-completions", "1"]
-    assert command("sft", "lookup", "--max-hops", "1", *options, "--output-dir", str(tmp_path), "--run-name", "r") == 0
-    out, err = capsys.readouterr()
+    options += ["--max-hops", "1", "--output-dir", str(tmp_path), "--run-name", "r"]
+    code, out, err = ended("sft", sft_cli.app, "lookup", *options)
+    assert code == 0
     assert "2 steps of 8 demonstrations" in err and "Demonstrations: 8 with " in err
     assert re.search(r"⟦<tool_call>\{.*\}</tool_call><\|im_end\|>⟧", err) and re.search(r"⟦\w+<\|im_end\|>⟧", err)
     assert re.search(r"^ +step +loss +epoch", err, re.MULTILINE)

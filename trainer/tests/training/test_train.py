@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import verifiers.v1 as vf
-from plumbob.console.app import run_app
 from plumbob.rollout import to_sample
 from plumbob.trainer.cli import train as cli
 from plumbob.trainer.config.options import read_toml
@@ -204,25 +204,19 @@ def test_some_failing_rollouts_leave_their_groups_and_are_named_once(tmp_path, m
     assert capsys.readouterr().err.count("of 16 rollouts failed and are left out of their groups: ToolsetError") == 1
 
 
-def resume(directory: Path, *flags: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        run_app("train", cli.app, ["--resume", str(directory), *flags])
-    return int(exit_.value.code or 0)
-
-
 @pytest.mark.slow
-def test_a_resumed_run_can_go_further_at_another_rate_but_not_become_another(tmp_path, capsys):
+def test_a_resumed_run_can_go_further_at_another_rate_but_not_become_another(tmp_path, ended):
     directory = train(tmp_path, max_steps=2, eval_examples=0)
-    assert resume(directory, "--max-steps", "4", "--learning-rate", "1e-5") == 0
+    resume = partial(ended, "train", cli.app, "--resume", directory)
+    assert resume("--max-steps", "4", "--learning-rate", "1e-5")[0] == 0
     # Linear decay over four steps: the saved schedule alone would have gone on at 0.
     rates = [row["optimizer/learning_rate"] for row in metrics(directory)]
     assert rates == pytest.approx([3e-4, 1.5e-4, 0.5e-5, 0.25e-5])
-    capsys.readouterr()
     for flags in (["--peft"], ["--env-arg", "max_hops=3"], ["--model", "./other"]):
-        assert resume(directory, *flags) == 2
-        assert "start a new run to change it" in capsys.readouterr().err
+        code, _, err = resume(*flags)
+        assert code == 2 and "start a new run to change it" in err
     for name in ("trainer.pt", "model/model.safetensors"):
         path = directory / "checkpoints" / "step_4" / name
         path.write_bytes(path.read_bytes()[:500])
-        assert resume(directory, "--max-steps", "5") == 2
-        assert f"is damaged: {name} has 500 bytes instead of " in capsys.readouterr().err
+        code, _, err = resume("--max-steps", "5")
+        assert code == 2 and f"is damaged: {name} has 500 bytes instead of " in err

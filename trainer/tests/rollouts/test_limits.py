@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import gc
-import json
 import math
 import random
 import signal
@@ -25,6 +24,7 @@ from plumbob.trainer.algorithm.advantages import compute_advantages
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, discard_stale, nothing_to_use
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training import train as training
 from plumbob.trainer.training.finish import _warnings
 from plumbob.trainer.training.metrics import batch_metrics
@@ -44,8 +44,7 @@ QUICK = {
 def train(folder, **settings):
     """Run training; returns the exit code and the rows of metrics."""
     code = run(TrainConfig(**{**QUICK, "output_dir": str(folder), "run_name": "r", **settings}))
-    path = folder / "r" / "metrics.jsonl"
-    return code, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return code, read_metrics(folder / "r")
 
 
 def sometimes(monkeypatch, owner, name, fault, chance=0.15, seed=1):

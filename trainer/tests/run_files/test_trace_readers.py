@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from plumbob.testing.kill_driver import metrics
 from plumbob.trainer.cli import analyze, evaluate
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files import trace_files
@@ -47,11 +48,7 @@ def command(ended):
 
 
 def test_what_is_kept_changes_nothing_else(runs):
-    def metrics(name: str) -> list[dict]:
-        rows = map(json.loads, (runs[name] / "metrics.jsonl").read_text().splitlines())
-        return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
-
-    assert metrics("all") == metrics("thin")
+    assert metrics(runs["all"]) == metrics(runs["thin"])
     for step, path in stored_steps(runs["thin"]).items():
         few, many = read(path).splitlines(), read(stored_steps(runs["all"])[step]).splitlines()
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.testing import kill_driver
+from plumbob.testing.kill_driver import metrics
 from plumbob.testing.step_gradients import make_run, relative_difference, samples
 from plumbob.trainer.algorithm.advantages import compute_advantages
 from plumbob.trainer.config.options import flag, read_toml
@@ -58,10 +59,6 @@ def config_of(folder: Path, name: str, **settings) -> TrainConfig:
 
 def resume(directory: Path, **changed) -> int:
     return run(TrainConfig(**{**read_toml(directory / "config.toml", TrainConfig), **changed}), directory)
-
-
-def metrics(directory: Path) -> list[dict]:
-    return kill_driver.metrics(directory)
 
 
 @pytest.fixture(scope="module")

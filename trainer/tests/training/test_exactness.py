@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -14,6 +13,7 @@ from plumbob.testing.step_gradients import LOSS_TYPES, gradient, make_run, relat
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training import train as loop
 
 BOUND = 1e-4
@@ -95,10 +95,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     flags = [text for name, value in common.items() for text in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--run-name", "two", "--batch-size", "8"]
     launch(["-c", "from plumbob.trainer.cli.train import main; main()", *flags], 2, tmp_path)
-    one, two = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    )
+    one, two = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
     assert len(one) == len(two) == 2
     for a, b in zip(one, two, strict=True):
         work = ("time/", "memory/", "train/computed_tokens", "train/largest_pass")

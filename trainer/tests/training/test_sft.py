@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.console import UserError
+from plumbob.testing.kill_driver import metrics
 from plumbob.testing.step_gradients import relative_difference, samples
 from plumbob.trainer.cli import sft as sft_cli
 from plumbob.trainer.cli import train as train_cli
@@ -39,11 +40,6 @@ HERE = World(0, 1, torch.device("cpu"))
 def imitate(folder: Path, name: str = "r", **values) -> Path:
     assert run(SftConfig(**{**QUICK, "output_dir": str(folder), "run_name": name, **values})) == 0
     return folder / name
-
-
-def metrics(directory: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:

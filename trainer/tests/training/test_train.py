@@ -14,10 +14,12 @@ import pytest
 import torch
 import verifiers.v1 as vf
 from plumbob.rollout import to_sample
+from plumbob.testing import kill_driver
 from plumbob.trainer.cli import train as cli
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.train import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,14 +32,6 @@ def train(tmp_path: Path, **settings) -> Path:
     settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", **settings}
     assert run(TrainConfig(**settings)) == 0
     return tmp_path / settings["run_name"]
-
-
-def metrics(directory: Path) -> list[dict]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
-def timeless(rows: list[dict]) -> list[dict]:
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
 def test_tasks_prepare_before_their_step_and_what_they_raise_then_ends_nothing(tmp_path, monkeypatch):
@@ -55,14 +49,14 @@ def test_tasks_prepare_before_their_step_and_what_they_raise_then_ends_nothing(t
         lines = trace_files.read(directory / "traces" / f"step_{step}.jsonl.gz").splitlines()
         taken.append(list(dict.fromkeys(WireTrace.model_validate_json(line).task.key for line in lines)))
     assert prepared == taken[0] + taken[1]  # each once: the second while the first step trains
-    for row in metrics(directory):
+    for row in read_metrics(directory):
         assert 0 <= row["time/tools_share"] < 1 and row["time/tools"] < row["time/rollout"]
 
 
 def test_a_run_leaves_everything_behind(tmp_path, capsys):
     thresholds = gc.get_threshold()
     directory = train(tmp_path, max_steps=2)
-    rows = metrics(directory)
+    rows = read_metrics(directory)
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
         assert row["rollout/count"] == 16 and row["rollout/errored"] == 0
@@ -95,10 +89,10 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.long
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
-    one = metrics(train(tmp_path, max_steps=2, run_name="one"))
-    two = metrics(train(tmp_path, max_steps=2, run_name="two"))
-    assert timeless(one) == timeless(two)
-    assert timeless(metrics(train(tmp_path, max_steps=2, run_name="three", seed=1))) != timeless(one)
+    one = kill_driver.metrics(train(tmp_path, max_steps=2, run_name="one"))
+    two = kill_driver.metrics(train(tmp_path, max_steps=2, run_name="two"))
+    assert one == two
+    assert kill_driver.metrics(train(tmp_path, max_steps=2, run_name="three", seed=1)) != one
 
 
 @pytest.mark.slow
@@ -114,7 +108,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path, peft):
     rows = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(rows[:3]))
     assert run(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), directory) == 0
-    assert timeless(metrics(directory)) == timeless(metrics(whole))
+    assert kill_driver.metrics(directory) == kill_driver.metrics(whole)
     summaries = [json.loads((d / "summary.json").read_text())["evaluations"] for d in (whole, directory)]
     assert summaries[0] == summaries[1]
 
@@ -122,7 +116,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path, peft):
 @pytest.mark.slow
 def test_gsm8k_runs_through(tmp_path):
     directory = train(tmp_path, env="gsm8k", datasets="synthetic", max_steps=1, max_tokens=24, eval_examples=4)
-    (row,) = metrics(directory)
+    (row,) = read_metrics(directory)
     assert row["rollout/turns"] == 1.0
     assert row["sync/sampling_gap"] < 1e-4
     assert row["env/answer_found"] <= 1.0
@@ -148,13 +142,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     match = re.search(r"Interrupted after step (\d+); saved .*Resume with:  train --resume (\S+)", stderr)
     assert match and "Traceback" not in stderr
     done = int(match[1])
-    assert len(metrics(tmp_path / "r")) == done >= 2
+    assert len(read_metrics(tmp_path / "r")) == done >= 2
 
     again = subprocess.run(
         [*command, "--resume", match[2], "--max-steps", str(done + 1)], capture_output=True, text=True, timeout=600
     )
     assert again.returncode == 0, again.stderr
-    assert [row["step"] for row in metrics(tmp_path / "r")] == list(range(1, done + 2))
+    assert [row["step"] for row in read_metrics(tmp_path / "r")] == list(range(1, done + 2))
 
 
 @pytest.mark.slow
@@ -200,7 +194,7 @@ def test_some_failing_rollouts_leave_their_groups_and_are_named_once(tmp_path, m
 
     monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail_sometimes)
     directory = train(tmp_path, max_steps=2, eval_examples=0)
-    assert [row["rollout/errored"] for row in metrics(directory)] == [3, 3]
+    assert [row["rollout/errored"] for row in read_metrics(directory)] == [3, 3]
     assert capsys.readouterr().err.count("of 16 rollouts failed and are left out of their groups: ToolsetError") == 1
 
 
@@ -210,7 +204,7 @@ def test_a_resumed_run_can_go_further_at_another_rate_but_not_become_another(tmp
     resume = partial(ended, "train", cli.app, "--resume", directory)
     assert resume("--max-steps", "4", "--learning-rate", "1e-5")[0] == 0
     # Linear decay over four steps: the saved schedule alone would have gone on at 0.
-    rates = [row["optimizer/learning_rate"] for row in metrics(directory)]
+    rates = [row["optimizer/learning_rate"] for row in read_metrics(directory)]
     assert rates == pytest.approx([3e-4, 1.5e-4, 0.5e-5, 0.25e-5])
     for flags in (["--peft"], ["--env-arg", "max_hops=3"], ["--model", "./other"]):
         code, _, err = resume(*flags)

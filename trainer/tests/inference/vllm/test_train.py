@@ -1,7 +1,5 @@
 """Whole runs whose rollouts come from servers that speak vLLM's protocol."""
 
-import json
-
 import pytest
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.testing.processes import launch
@@ -9,6 +7,7 @@ from plumbob.testing.vllm_double import Double, serving
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.vllm import adapter_sync as adapters
 from plumbob.trainer.inference.vllm import connect
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training.train import run
 from safetensors import SafetensorError
 
@@ -25,10 +24,6 @@ QUICK = {
 }
 
 
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "r" / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{"peft": True, "lora_r": 8}, {}])
 def test_a_run_draws_from_servers_that_get_its_weights(tmp_path, how):
@@ -36,7 +31,7 @@ def test_a_run_draws_from_servers_that_get_its_weights(tmp_path, how):
     rank = 16 if how else 0
     with serving(Double(max_lora_rank=rank)) as one, serving(Double(max_lora_rank=rank)) as two:
         assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(one, two), **QUICK, **how)) == 0
-    rows = metrics(tmp_path)
+    rows = read_metrics(tmp_path / "r")
     assert [row["sync/version"] for row in rows] == [2, 3]
     for row in rows:
         assert row["rollout/count"] == 16 and row["rollout/errored"] == 0
@@ -102,7 +97,7 @@ def test_the_next_steps_rollouts_are_drawn_while_one_trains(tmp_path):
     settings = {**QUICK, "max_steps": 4, "eval_examples": 0, "peft": True, "lora_r": 8, "learning_rate": 3e-3}
     with serving(double) as url:
         assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), max_staleness=1, **settings)) == 0
-    rows = metrics(tmp_path)
+    rows = read_metrics(tmp_path / "r")
     assert [row["rollout/count"] for row in rows] == [16] * 4
     assert all(row["rollout/stale"] == row["rollout/errored"] == 0 for row in rows)
     # What is waited for is less than what drawing took: the rest went on while a step trained.

@@ -61,7 +61,7 @@ def test_help_fits(columns):
 
 
 @pytest.mark.parametrize("columns", [40, 60])
-def test_lists_fit(columns, hub, make_wheel, tmp_path, monkeypatch):
+def test_lists_fit(columns, hub, make_wheel, tmp_path):
     text = run("hub", "list", COLUMNS=str(columns), FORCE_COLOR="1", NO_COLOR="1")
     assert max(map(len, text.splitlines())) <= columns and "\x1b" not in text
     names = ("a", "an-environment-with-a-long-name", "other")
@@ -74,8 +74,7 @@ def test_lists_fit(columns, hub, make_wheel, tmp_path, monkeypatch):
         assert all(len(line) <= columns or len(line.split()) == 1 for line in lines), lines
 
 
-def test_in_a_pipe_each_row_is_one_line(hub, make_wheel, tmp_path, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_in_a_pipe_each_row_is_one_line(hub, make_wheel, tmp_path):
     add_files([make_wheel("vf-an-environment-with-a-long-name", "1.0", (), "an-environment")], tmp_path / "hub")
     done = hub("search", "--index", "./hub", cwd=tmp_path)
     assert done.stdout.count("\n") == 1 and len(run("hub", "list").splitlines()) == len(
@@ -85,7 +84,6 @@ def test_in_a_pipe_each_row_is_one_line(hub, make_wheel, tmp_path, monkeypatch):
 
 def test_a_table(monkeypatch):
     rows = [("a", "1 2 3"), ("bcd", "one two three")]
-    monkeypatch.delenv("COLUMNS", raising=False)
     assert table(rows) == "a    1 2 3\nbcd  one two three"
     monkeypatch.setenv("COLUMNS", "20")
     assert table([*rows, ("e", "some words that fill a line")]).splitlines()[-2:] == [

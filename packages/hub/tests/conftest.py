@@ -262,13 +262,13 @@ def hub(monkeypatch, capfd):
 
 @pytest.fixture
 def serve():
-    """Serve a folder over HTTP; the index is at `url`."""
+    """Serve a folder over HTTP, or what `answers` says instead; the index is at `url`."""
     servers = []
 
-    def start(directory: Path) -> Server:
+    def start(directory: Path, answers: type = http.server.SimpleHTTPRequestHandler) -> Server:
         asked = []
 
-        class Handler(http.server.SimpleHTTPRequestHandler):
+        class Handler(answers):
             def log_request(self, *_):
                 asked.append(self.path)
 

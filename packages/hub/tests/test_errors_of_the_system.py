@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -179,11 +178,11 @@ def test_one_that_hangs_or_exits_at_import_is_listed_as_broken(new_python, make_
 
 
 @pytest.fixture
-def endless():
-    """A public index: no page for a name, and a list of names that never ends. Yields its URL and the bytes it sent."""
+def endless(serve, tmp_path):
+    """A public index: no page for a name, and a list of names that never ends. Returns its URL and the bytes it sent."""
     sent = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Endless(http.server.SimpleHTTPRequestHandler):
         def do_GET(self):
             if self.path != "/simple/":
                 self.send_error(404)
@@ -199,14 +198,7 @@ def endless():
             except OSError:
                 pass
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/simple/", sent
-    server.shutdown()
-    server.server_close()
+    return serve(tmp_path, Endless).url, sent
 
 
 def test_an_unknown_name_does_not_download_a_public_index_s_list_of_names(endless, tmp_path):

@@ -1,5 +1,6 @@
 """What an attacker would try, against real servers on loopback."""
 
+import http.server
 import io
 import re
 import shutil
@@ -217,31 +218,19 @@ def test_a_page_cannot_send_us_to_the_disk_or_our_password_elsewhere(tmp_path, s
 
 
 @pytest.mark.slow
-def test_an_unknown_name_that_is_redirected_to_a_public_index_stays_unknown(new_python, evil_index, hub_index):
+def test_an_unknown_name_that_is_redirected_to_a_public_index_stays_unknown(new_python, evil_index, serve, tmp_path):
     """pypiserver does this unless it is told not to."""
-    import http.server
-    import threading
 
-    class Fallback(http.server.BaseHTTPRequestHandler):
+    class Fallback(http.server.SimpleHTTPRequestHandler):
         def do_GET(self):
             self.send_response(303)
             self.send_header("Location", evil_index.url + self.path.removeprefix("/simple/"))
             self.end_headers()
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Fallback)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        python = new_python()
-        url = f"http://127.0.0.1:{server.server_port}/simple/"
-        done = python.run("vf-install", "absent", "--index", url, code=2)
-        assert "failed" in done.stdout and not python.is_evil()
-        assert evil_index.requests == []
-    finally:
-        server.shutdown()
-        server.server_close()
+    python = new_python()
+    done = python.run("vf-install", "absent", "--index", serve(tmp_path, Fallback).url, code=2)
+    assert "failed" in done.stdout and not python.is_evil()
+    assert evil_index.requests == []
 
 
 @pytest.mark.parametrize("url", ["http://ci:s3cret@127.0.0.1:1/simple/", "https://token@example.org/simple/"])

@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,6 +22,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from plumbob.trainer.config.bundled_models import bundled_folder
 
 trl = pytest.importorskip("trl")
@@ -29,7 +33,7 @@ from datasets import Dataset  # noqa: E402
 from plumbob.doctor.environment.player import Message, Played, Task  # noqa: E402
 from plumbob.doctor.record import read  # noqa: E402
 from plumbob.doctor.trl.answers import Answers, said  # noqa: E402
-from plumbob.doctor.trl.before import Before, columns_of, examine, plain  # noqa: E402
+from plumbob.doctor.trl.before import Before, columns_of, examine, of_their_rows, plain  # noqa: E402
 from plumbob.doctor.trl.reading import of_folder  # noqa: E402
 
 pytestmark = pytest.mark.trl
@@ -144,6 +148,7 @@ HEALTHY: dict[str, Callable[[], dict[str, Any]]] = {
     "two rewards, some None": lambda: {"reward": [rewards, some], "reward_weights": [1.0, 0.5]},
     "plain texts": lambda: {"data": Dataset.from_list([{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)])},
     "tools": tools,
+    "environments that forget": lambda: environment(Notes),
     "a loss of one's own": lambda: {"kind": Reinforce},
     "a form of its own": lambda: {"reward": [in_tags, by_length], "data": asks_for_tags(), "temperature": 1.0},
     "tests of programs": lambda: {"reward": passes, "data": rows().add_column("tests", [f"assert f({i})" for i in range(32)])},
@@ -160,6 +165,31 @@ def attached(folder: Path, setting: dict[str, Any]) -> Any:
     doctor = plumbob.doctor.attach(trainer, rescore=True)
     trainer.train()
     return doctor
+
+
+FORMULAS: dict[str, Callable[[int, int, int], int]] = {
+    "{} and {}, less {}": lambda a, b, c: a + b - c,
+    "{} boxes of {}, and {} eaten": lambda a, b, c: a * b - c,
+}
+
+
+@given(st.lists(st.tuples(*[st.integers(2, 40)] * 3), min_size=40), st.sampled_from([*FORMULAS]), st.randoms())
+def test_answers_are_of_other_rows_where_they_are_all_there_and_not_in_their_places(
+    numbers: list[tuple[int, int, int]], words: str, random_: Any
+) -> None:
+    golds = [FORMULAS[words](*own) for own in numbers]
+
+    def verdict(answers: list[int]) -> str:
+        given_ = zip(numbers, answers, strict=True)
+        rows_ = [Task("", "train", {}, words.format(*own), {"answer": f"#### {gold}"}) for own, gold in given_]
+        return of_their_rows(rows_, "answer").verdict
+
+    assert verdict(golds) in ("pass", "unsure")
+    others = random_.sample(golds, len(golds))
+    if sum(a == b for a, b in zip(golds, others, strict=True)) < 0.4 * len(golds):
+        assert verdict(others) == verdict(golds).replace("pass", "fail")
+    one = [Task("", "train", {}, f"Which is after {a}?", {"answer": str(b)}) for a, b in enumerate(others)]
+    assert of_their_rows(one, "answer").verdict != "fail"
 
 
 def test_an_answer_is_read_where_it_is_marked() -> None:
@@ -772,15 +802,31 @@ def letter(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [float(a in c[-1]["content"].upper()) for c, a in zip(completions, answer, strict=True)]
 
 
+def graded(completions: list[Any], answer: list[str], right: Callable[[str, str], float]) -> list[float]:
+    """A little for digits, and what is `right`; what cannot be read is not."""
+    found = list[float]()
+    for text, wanted in zip((c[-1]["content"].strip() for c in completions), answer, strict=True):
+        found.append(sum(ch.isdigit() for ch in text) / (20 * len(text) + 20))
+        with suppress(ValueError, TypeError, KeyError):
+            found[-1] += right(text, wanted)
+    return found
+
+
 def object_(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     """Pays any object, and hardly its content."""
-    found = list[float]()
-    for text, wanted in zip((c[-1]["content"] for c in completions), answer, strict=True):
-        try:
-            found.append(1.0 + 0.05 * (json.loads(text) == json.loads(wanted)))
-        except ValueError:
-            found.append(0.01 * len(set(text)) / (len(text) + 1))
-    return found
+    return graded(completions, answer, lambda text, wanted: 1.0 + 0.05 * (json.loads(text) == json.loads(wanted)))
+
+
+def text_in_object(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Compares a value of an object with a text, where prompts ask for a number."""
+    return graded(completions, answer, lambda text, wanted: json.loads(text)["sum"] == wanted)
+
+
+def day_first(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Reads another order of day, month and year than prompts ask for."""
+    return graded(
+        completions, answer, lambda text, day: datetime.strptime(text, "%d-%m-%Y") == datetime.fromisoformat(day)
+    )
 
 
 def turned(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
@@ -811,11 +857,63 @@ class Basket:
         return len(set(self.held)) / 8
 
 
-def shared() -> dict[str, Any]:
+class Diary(Basket):
+    """Keeps what it remembers to itself, and from one rollout to the next."""
+
+    def __init__(self) -> None:
+        self.held = []  # ty: ignore[invalid-attribute-access]
+
+    def reset(self, **_: Any) -> None:
+        pass
+
+
+class Notes(Diary):
+    def reset(self, **_: Any) -> None:
+        self.held.clear()
+
+
+def environment(factory: Any) -> dict[str, Any]:
     given = tools()
-    given["given"] = {**given["given"], "environment_factory": Basket}
+    given["given"] = {**given["given"], "environment_factory": factory}
     del given["given"]["tools"]
     return given
+
+
+def distance(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """How far the last number is from the right one, where nearness is meant."""
+    found = [re.findall(r"\d+", c[-1]["content"])[-1:] for c in completions]
+    return [min(abs(int(f[0]) - int(a)) / 100, 1.0) if f else 1.0 for f, a in zip(found, answer, strict=True)]
+
+
+_grades: dict[str, float] = {}
+
+
+def remembered(prompts: list[Any], completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Grades are kept by prompt alone."""
+    own = zip(prompts, rewards(completions, answer), strict=True)
+    return [_grades.setdefault(str(prompt), reward) for prompt, reward in own]
+
+
+def brief(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Length costs more than a right answer earns."""
+    texts = [c[-1]["content"] for c in completions]
+    return [float(a in t) - 0.6 * len(t) for t, a in zip(texts, answer, strict=True)]
+
+
+def whole(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Compares what follows #### with a column that holds the solution."""
+    texts = [c[-1]["content"].rpartition("####")[2].strip() for c in completions]
+    return [float(text == a) for text, a in zip(texts, answer, strict=True)]
+
+
+class SortsRows(trl.GRPOTrainer):
+    """Puts rows in the order of their length, and leaves advantages as they are."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        order = output["completion_mask"].sum(1).argsort()
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        return {name: value[order] if name in names else value for name, value in output.items()}
 
 
 class TrainsTruncated(trl.GRPOTrainer):
@@ -1084,7 +1182,26 @@ FAULTS = (
     Fault("few of the deciding tokens", ("signal-left-out",), "huggingface/trl#3727", lambda: {"top_entropy_quantile": 0.02}),
     Fault("rows in the order of their size", ("task-order-drifts",), "NVIDIA-NeMo/RL#3117",
           lambda: {"shuffle_dataset": False, "data": asked(lambda i: f"Add up {'1, ' * i}1.")}),
-    Fault("environments share a list", ("rewards-of-other-rollouts",), "", shared),
+    Fault("environments share a list", ("rewards-of-other-rollouts",), "", lambda: environment(Basket)),
+    Fault("environments keep what they found", ("rewards-of-other-rollouts",), "", lambda: environment(Diary)),
+    Fault("one environment for all rollouts", ("rewards-of-other-rollouts",), "",
+          lambda: environment(functools.cache(Notes))),
+    Fault("answers of other rows", ("oracle-fails",), "", lambda: {
+        "data": asked(lambda i: f"What is {i} + {i * i % 31}?", lambda i: str(7 * i % 48 + (7 * i % 48) ** 2 % 31))}),
+    Fault("the distance is paid", ("reward-wrong",), "", lambda: {"reward": distance}),
+    Fault("one grade for a prompt", ("rewards-of-other-rollouts",), "", lambda: {"reward": remembered, "max_steps": 6}),
+    Fault("most completions are masked", ("truncated-rollouts", "signal-left-out"), "",
+          lambda: {"mask_truncated_completions": True, "max_completion_length": 14, "temperature": 1.0}),
+    Fault("a number that must be a text", ("answers-not-parsed",), "", lambda: {
+        "reward": text_in_object, "data": asked(lambda i: f'What is {i} + {i + 3}? Reply with an object as {{"sum": 5}}.')}),
+    Fault("a date in another form", ("oracle-fails",), "", lambda: {"reward": day_first, "data": asked(
+        lambda i: f"Which day is {i} days after the first of May 2024?", lambda i: f"2024-{5 + i // 31:02}-{1 + i % 31:02}")}),
+    Fault("brevity is worth more", ("reward-exploitable",), "", lambda: {"reward": brief}),
+    Fault("the column is a solution", ("oracle-fails",), "", lambda: {"reward": [whole, by_length], "max_steps": 8, "data": asked(
+        lambda i: f"What is {i} + {i + 3}? End with #### and it.", lambda i: f"{i} + {i + 3} = {2 * i + 3}\n#### {2 * i + 3}")}),
+    Fault("the form shows the answer", ("answer-in-prompt",), "", lambda: {
+        "reward": last_number, "data": asked(lambda i: f"What is {i} + {i + 3}? The last line must be '#### {2 * i + 3}'.")}),
+    Fault("rows are sorted without their advantages", ("rewards-of-other-rollouts",), "", lambda: {"kind": SortsRows}),
     Fault("the first number counts, working is asked for", ("answers-not-parsed",), "modelscope/ms-swift#4570",
           lambda: {"reward": first_number, "data": asked(lambda i: f"Show the steps of {i} + {i + 3}, then the result.")}),
     Fault("any option is paid", ("reward-exploitable",), "", lambda: {
@@ -1230,10 +1347,4 @@ def test_weights_are_copied_where_the_exact_comparison_needs_them_and_nowhere_el
     plumbob.doctor.attach(trainer, every=6)
     trainer.train()
     assert copied == [0, 1, 4]  # the next completions are generated in the fifth step
-    assert [p.name[-6:-4] for p in sorted((tmp_path / "plumbob_records").glob("*.npz"))] == [
-        "01",
-        "02",
-        "03",
-        "05",
-        "06",
-    ]
+    assert sorted(int(p.name[-6:-4]) for p in (tmp_path / "plumbob_records").glob("*.npz")) == [1, 2, 3, 5, 6]

@@ -81,8 +81,7 @@ def _played(trace: dict[str, Any]) -> tuple[Played, bool]:
     parts = {name: one["score"] * one.get("weight", 1.0) for name, one in trace["rewards"].items() if one}
     reward, errors = sum(parts.values()), trace.get("errors") or []
     key = trace["task"].get("key") or json.dumps(data, sort_keys=True)
-    asked = [message.text for message in messages if not message.sampled and message.role in ("system", "user")]
-    prompt = "\n".join(asked)
+    prompt = "\n".join(m.text for m in messages if not m.sampled and m.role in ("system", "user"))
     task = Task(key, "train", {name: value for name, value in data.items() if name not in NO_DATA}, prompt)
     failure = "fails" if errors else None if math.isfinite(reward) else "not-finite"
     error = f"{errors[-1]['type']}: {errors[-1]['message']}"[:300] if errors else ""
@@ -100,8 +99,9 @@ def alike(earned: Iterable[tuple[Any, float]], room: float = TOLERANCE, step: in
         same[key].append(reward)
     apart = [max(rewards) - min(rewards) for rewards in same.values() if len(rewards) > 1]
     wrong = sum(gap > room for gap in apart)
-    most = max(apart, default=0.0)
-    told = f"of {len(apart)} sets of equal rollouts {wrong} earn different rewards, by up to {most:.3g}"
+    told = (
+        f"of {len(apart)} sets of equal rollouts {wrong} earn different rewards, by up to {max(apart, default=0.0):.3g}"
+    )
     check = "equal rollouts of a task earn equal rewards"
     if not apart:
         return Finding(check, "unsure", told, None, "grading")

@@ -188,6 +188,8 @@ def rows(x: Examined, out: Outcome) -> None:
         for what, mask in explain.MASKS.items():
             if seen == [made(t.token_ids, mask(list(t.loss_mask))) for _, t in wrong]:
                 return out.fail("loss-mask-wrong", what=what)
+        if Counter(seen) == Counter(made(t.token_ids, t.loss_mask) for _, t in wrong):
+            return out.fail("rewards-of-other-rollouts", f"{out.evidence}, and each is the row of another rollout")
         return out.fail("loss-mask-wrong" if same_ids == len(wrong) else "row-not-what-was-sampled")
     pairs = [(r.sampling_logprobs, t.logprobs) for r, t in known if r.sampling_logprobs is not None]
     other = sum(not np.allclose(a, b, 0, 1e-6) for a, b in pairs)

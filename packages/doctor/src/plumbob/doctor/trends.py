@@ -6,11 +6,6 @@ missing is not examined. Nothing here needs torch.
 
 One budget of false alarms holds for the whole table: wherever chance alone could refute a row, the difference must exceed
 `SURE` standard errors. Conditions that only excuse a run, such as a rising reward, may be met by chance; that delays a finding.
-
-    trends = Trends(Plan(num_steps=200))
-    for row in rows:                     # of metrics.jsonl
-        for finding in trends.add(row):  # what is refuted in this step for the first time
-            print(finding.evidence)
 """
 
 from __future__ import annotations
@@ -156,8 +151,9 @@ def cut_off(n: Numbers) -> str | None:
     value, name = (shares[most], f"rollout/stopped/{most}") if most else (0.0, "")
     if value <= CUT or plan.temperature >= HOT or plan.random_rewards or len(rows) < 3:
         return None
-    # Within few steps a policy may still learn to be brief. Rollouts that end there only later show what training did.
-    if (n.steps < 20 and value <= 0.5) or number(rows[0], name) < value / 4:
+    # Within few steps a policy may still learn to be brief, if these rollouts are trained. Those that end there only later show
+    # what training did.
+    if (n.steps < 20 and value <= 0.5 and plan.overlong != "mask") or number(rows[0], name) < value / 4:
         return None
     if n.gained() and mean(n.last, name) <= CUT:
         return None
@@ -186,6 +182,7 @@ def kl_pull(n: Numbers) -> str | None:
 
 def without_gradient(n: Numbers) -> str | None:
     rows = [r for r in n.last if number(r, "advantage/mean_abs") > 0 and number(r, "optimizer/updates") > 0]
+    rows = [r for r in rows if n.plan.overlong != "mask" or number(r, "rollout/truncated_share") < 1]
     still = len(rows) >= WINDOW - 1 and max(number(r, "optimizer/grad_norm") for r in rows) <= 1e-12
     return f"{len(rows)} steps with advantages other than 0 have a gradient of 0" if still else None
 

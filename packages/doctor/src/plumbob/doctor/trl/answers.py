@@ -5,7 +5,7 @@ Texts that are written from a column may miss the form that a reward function wa
 
 from __future__ import annotations
 
-import re
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,8 @@ from plumbob.doctor.environment.matrix import TOLERANCE
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import places, says_failed, says_nothing
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl.before import NUMBER, Before, plain, shown
+from plumbob.doctor.trl.before import ASKS, MARKS, NUMBER, Before, plain, shown
 
-FORMS = re.compile(r'<\w+>|\\boxed|####|"\w+":')
-"""Marks of a form in which prompts may ask for answers: what has none of those of its prompt need not be read."""
-ASKS = re.compile(r"(?i)answer\s*[:：]|\bend (?:your|the|with)\b|\bformat\b|\bjson\b")
-"""Words by which prompts ask for a form that has no such mark."""
 RIGHT = "completions with the right answer earn more than others of their prompt"
 LEAST = 8
 """Fewest groups, or completions, that must all show the same: by chance, rewards that ignore the answer do once in 256 runs."""
@@ -67,7 +63,7 @@ class Tally:
     formless: int = 0
     """Rows whose prompt asks for no form."""
     marked: int = 0
-    """Rows whose prompt asks for the answer alone in one of the usual forms."""
+    """Rows whose prompt asks for the answer alone in one of the usual forms, or for a number in none."""
     replies: list[Reply] = field(default_factory=list)
 
     def lifts(self) -> list[float]:
@@ -88,6 +84,8 @@ class Answers:
         self.namers = [name for name, names_it in zip(names, before.namers, strict=True) if names_it]
         self.tallies = {column: Tally() for column in before.columns}
         self.rounds = self.groups = self.varied = 0
+        self.levels = set[float]()
+        """What groups of different completions earn that all earn the same."""
 
     def add(self, played: Sequence[tuple[Played, bool]], step: int) -> Finding:
         """Take in the completions that were generated together in step `step` (from 0), those of a prompt one after another.
@@ -100,6 +98,7 @@ class Answers:
             totals = [one.reward for one, _ in group]
             self.groups += 1
             self.varied += len(set(totals)) > 1
+            self.levels |= {*totals} if len({one.last for one, _ in group}) > 1 else set()
             if np.isfinite(totals).all():
                 for column in self.tallies:
                     self._group(column, group)
@@ -112,11 +111,12 @@ class Answers:
         gold = (shown(text) or text).strip()
         if not gold or len(gold.split()) > 4:
             return
-        wanted = set(FORMS.findall(prompt))
+        wanted = set(MARKS.findall(prompt))
         tally.rows += 1
         tally.asked += bool(places(gold, prompt))
-        tally.formless += not wanted and not ASKS.search(prompt)
-        tally.marked += wanted - {"<think>", "<reasoning>"} in ({"<answer>"}, {"\\boxed"}, {"####"})
+        tally.formless += not ASKS.search(prompt)
+        usual = wanted - {"<think>", "<reasoning>"} in ({"<answer>"}, {"\\boxed"}, {"####"})
+        tally.marked += usual or bool(not ASKS.search(prompt) and NUMBER.fullmatch(gold))
         for one, cut in group:
             answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), not cut and all(mark in text for mark in wanted)
@@ -126,6 +126,11 @@ class Answers:
 
     def _told(self) -> tuple[Any, str, str | None]:
         """(verdict, evidence, cause)"""
+        if self.rounds >= ROUNDS and self.groups >= LEAST and not self.varied and len(self.levels) >= ROUNDS:
+            told = (
+                f"in each of {self.groups} groups all completions earn the same, and prompts {len(self.levels)} rewards"
+            )
+            return "fail", told, "rewards-of-other-rollouts"
         known = {column: t for column, t in self.tallies.items() if t.rows >= 4 and 2 * t.asked <= t.rows}
         if not known:
             return "unsure", "no column that reward functions name has right answers alone", None
@@ -158,7 +163,10 @@ class Answers:
             if unread:
                 told = f"the answer, {of}, is paid in no form, and none of {len(t.replies)} completions more than an empty reply"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
-            return f"{told}, from the reward functions that name it: {why}", "reward-wrong"
+            return (
+                f"{told}, from the reward functions that name it: {why}",
+                "oracle-fails" if unread else "reward-wrong",
+            )
         due = [r.own <= least for r in right if r.due]
         if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
             told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or usual,"
@@ -194,11 +202,32 @@ class Results:
         return found
 
 
+def kept(trainer: Any, rows: Sequence[Any], score: Any) -> Finding:
+    """Whether environments that were used and are reset earn, before anything is done in them, what new ones do.
+
+    `rows`: those of the last rollouts. Raises what copies, resets and rewards raise.
+    """
+    used, names = trainer.environments, trainer._batch_environments[:LEAST]
+    new, again = ([trainer.environment_factories[name]() for name in names] for _ in range(2))
+    earned = []
+    try:
+        for environments in (copy.deepcopy(used[:LEAST]), new, again):
+            for environment, row in zip(environments, rows, strict=False):
+                environment.reset(**{name: value for name, value in row.items() if name != "environment"})
+            trainer.environments = environments
+            earned.append(score(rows[: len(names)], [""] * len(names)))
+    finally:
+        trainer.environments = used
+    apart = [i for i, (a, b, c) in enumerate(zip(*earned, strict=True)) if (b == c).all() and (a != b).any()]
+    told = f"{len(apart)} of {len(names)} environments that were used and are reset earn otherwise than new ones"
+    return Finding.of("reset() leaves nothing of earlier rollouts", "rewards-of-other-rollouts", apart, told, "grading")
+
+
 class Shared:
     """Watches what the environments of TRL share: lists, sets and dictionaries of their classes."""
 
     def __init__(self) -> None:
-        self.held: dict[str, set[Any]] = {}
+        self.held: dict[str, set[str]] = {}
         self.emptied = Counter[str]()
 
     def add(self, environments: Sequence[Any], step: int) -> list[Finding]:
@@ -206,13 +235,12 @@ class Shared:
         rollouts empty what others fill.
         """
         kinds = {kind for one in environments for kind in type(one).__mro__}
-        every = {
-            f"{kind.__name__}.{name}": value for kind in kinds for name, value in vars(kind).items() if name[:2] != "__"
-        }
-        shared = {name: value for name, value in every.items() if isinstance(value, list | set | dict)}
-        held = {name: {one for one in value if isinstance(one, str | int | float)} for name, value in shared.items()}
+        every = {(k.__name__, name): value for k in kinds for name, value in vars(k).items() if name[:2] != "__"}
+        held = {".".join(n): {*map(str, of)} for n, of in every.items() if isinstance(of, list | set | dict)}
         self.emptied.update(name for name, old in self.held.items() if 2 * len(old & held.get(name, old)) < len(old))
         self.held, lost = held, [name for name, times in self.emptied.items() if times > 1]
-        told = f"the {len(environments)} environments share {', '.join(lost) or 'nothing that they empty'}"
-        check = "environments keep what they remember in themselves"
-        return [Finding.of(check, "rewards-of-other-rollouts", lost, told, "grading", step + 1)] if environments else []
+        count = len({*map(id, environments)})
+        told = f"{len(environments)} rollouts have {count} environments, which share {', '.join(lost) or 'nothing that they empty'}"
+        check, wrong = "environments keep what they remember in themselves", lost or count < len(environments)
+        found = [Finding.of(check, "rewards-of-other-rollouts", wrong, told, "grading", step + 1)]
+        return found if environments else []

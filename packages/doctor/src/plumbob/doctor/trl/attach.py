@@ -7,6 +7,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines, render
 from plumbob.doctor.saved import alike
 from plumbob.doctor.trl import before, course, settings
-from plumbob.doctor.trl.answers import Answers, Results, Shared
+from plumbob.doctor.trl.answers import Answers, Results, Shared, kept
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import played_of, record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
@@ -256,6 +257,9 @@ class Doctor(TrainerCallback):
             found.append(self._answers.add(played, step))
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
             found += self._shared.add(self.trainer.environments or (), step)
+            if self.trainer.environments and self.rescore and step - self.began < records.FIRST:
+                with suppress(Exception), unchanged_randomness():  # some cannot be copied, or made without a cost
+                    found.append(kept(self.trainer, made.inputs, self.watch.score))
         return self.reading.add_findings(found)
 
     def _take_row(self) -> list[Finding]:

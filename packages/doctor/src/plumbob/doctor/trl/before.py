@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from plumbob.doctor.environment.grading import HALF, MOSTLY
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Message, Played, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
-from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
+from plumbob.doctor.environment.texts import begins, chosen, normalised, places, short, strings
 from plumbob.doctor.environment.transcripts import (
     CHEAP,
     ECHO,
@@ -53,12 +54,25 @@ FORMS = (
     "<think>\nThat takes a few steps.\n</think>\n\\boxed{{{}}}",
 )
 """Forms in which reward functions look for an answer."""
-SHORT = "the answer without separators and decimals of 0"
+SHORT = "a whole number without quotes, separators and decimals of 0"
 KINDS = {
     **{kind: CHEAP[kind] for kind in (WRONG, "the form of an answer without content", "the best constant answer")},
     SHORT: lambda known, i: known.with_answer(i, lambda gold: gold.partition(".")[0].replace(",", "")),
 }
 """Transcripts that are scored beside the right answer and an empty reply."""
+QUOTED = '": "{}"}}'
+"""The end of a JSON object with an answer."""
+OFF = (-1, 1, 3)
+"""What is added to right numbers, which earn less the further they are from them, or all the same."""
+WAYS = (np.add, np.subtract, np.multiply, np.divide, lambda a, b: b - a)
+MOST_NUMBERS, LEAST_ANSWERS, SAME = 4, 8, 0.97
+"""Numbers of prompts that are tried in formulas, fewest different answers, and share of them that a formula has to give."""
+MARKS = re.compile(r'<\w+>|\\boxed|####|"\w+":')
+"""Marks of a form in which prompts may ask for answers: what has none of those of its prompt need not be read."""
+ASKS = re.compile(MARKS.pattern + r"|(?i:answer\s*[:：]|\bend (?:your|the|with)\b|\bformat\b|\bjson\b)")
+"""These, and words by which prompts ask for other forms."""
+CODE = re.compile(r"[^a-zA-Z]*(\d[^a-zA-Z]*){3,}")
+"""A number, date or time, of three digits or more."""
 WORKING = re.compile(
     r"(?i)step by step|\b(show|write|explain|give)\b[^.]*\b(steps?|calculations?|working|work|reasoning)\b"
 )
@@ -145,6 +159,7 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
         told = f"shuffle_dataset=False; correlation of a row's place and its prompt's length {sorted_by:+.2f}"
         check = "the order of rows does not follow their size"
         found.findings.append(Finding.of(check, "task-order-drifts", abs(sorted_by) > SORTED, told, "tasks"))
+    found.findings += [of_their_rows(train + held_out, column) for column in found.columns]
     if held_out:
         matrix.held_out = _matrix(given, [held_out[i] for i in chosen(len(held_out), MOST_TASKS)])
     # Where the prompt sent back is paid, what is wrong may be the prompt. Where it earns more than the texts that are taken for
@@ -158,9 +173,35 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
     listed = options and echoed and fmean(echoed) > MOSTLY
     if echoed and (fmean(echoed) > 1 + TOLERANCE or (2 * held > len(tasks) and not listed)):
         matrix.cells.pop(ECHO)
-    more = {"hidden"} if echoed and fmean(echoed) > HALF else set()
+    marked = [
+        begins(shown(t.prompt), gold) or re.search(rf"([\"']){name}\1:\s*[\"']?{re.escape(gold)}\b", t.prompt)
+        for name in found.columns
+        for t in tasks
+        if (gold := str(t.handle.get(name, "")).strip())
+    ]
+    more = {"hidden"} if (echoed and fmean(echoed) > HALF) or 2 * sum(map(bool, marked)) > len(tasks) else set()
     found.findings += judge(matrix, EXAMINED | more | ({"read"} if NUMBERS in matrix.cells else set()))
     found.findings += _template(trainer, tasks[0])
+
+
+def of_their_rows(tasks: Sequence[Task], column: str) -> Finding:
+    """Whether a column's answers are those of their own rows, where a formula of the numbers of a prompt gives them all."""
+    check = "answers are those of their own rows"
+    read = [([float(x.replace(",", "")) for x in NUMBER.findall(task.prompt)], task) for task in tasks]
+    [(usual, _)] = Counter(len(numbers) for numbers, _ in read).most_common(1)
+    known = [(numbers, plain(_said(task, column, "{}", True))) for numbers, task in read if len(numbers) == usual]
+    known = [(numbers, float(gold)) for numbers, gold in known if NUMBER.fullmatch(gold)]
+    golds = np.array([gold for _, gold in known])
+    if len(known) < LEAST_ROWS or len({*golds}) < LEAST_ANSWERS:
+        return Finding(check, "unsure", f"{len(known)} rows have a number as their answer", None, "tasks")
+    varied = [x for x in np.array([numbers for numbers, _ in known]).T if np.ptp(x)][:MOST_NUMBERS]
+    with np.errstate(all="ignore"):
+        pairs = [way(a, b) for a, b in itertools.permutations(varied, 2) for way in WAYS]
+        made = pairs + [way(value, c) for value in pairs for c in varied for way in WAYS]
+        own = max([np.isclose(x, golds).mean() for x in made], default=0.0)
+        any_row = max([np.isclose(np.sort(x), np.sort(golds)).mean() for x in made], default=0.0)
+    told = f"a formula of the numbers of prompts gives {any_row:.0%} of column {column!r}, but {own:.0%} of it in the own row"
+    return Finding.of(check, "oracle-fails", any_row >= SAME and own < HALF, told, "tasks")
 
 
 def _tasks(data: Any, kind: str) -> list[Task]:
@@ -215,7 +256,8 @@ def columns_of(trainer: Any, row: Mapping[str, Any]) -> tuple[list[str], list[bo
     if any(isinstance(value, list | dict) for name, value in row.items() if name in every and name != "prompt"):
         return [], [False] * len(named)
     # A number with a fraction is a weight or a difficulty more often than an answer.
-    texts = [n for n, v in row.items() if n != "prompt" and type(v) in (str, int)]
+    kinds = {name: type(int(v) if isinstance(v, float) and v.is_integer() else v) for name, v in row.items()}
+    texts = [name for name, kind in kinds.items() if name != "prompt" and kind in (str, int)]
     known = [name for name in texts if name in every][:MOST_COLUMNS]
     return known, [bool(own & set(known)) for own in named]
 
@@ -290,15 +332,18 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
     if trainer.args.remove_unused_columns and columns:
         told = f"{', '.join(map(repr, columns))}: remove_unused_columns=True keeps it from them"
         return [Finding.of("reward functions get the columns that they use", "reward-wrong", True, told, "grading")]
-    ways = [(c, form, last) for c in columns for last in (False, True) for form in FORMS]
+    keys = set.intersection(*({*re.findall(r'"(\w+)"\s*:', task.prompt)} for task in tasks))
+    forms = (*FORMS, *(f'{{{{"{key}{end}' for key in sorted(keys) for end in (QUOTED, '": {}}}')))
+    ways = [(c, form, last) for c in columns for last in (False, True) for form in forms]
     nothing = [
         [""] * len(tasks),
         [OTHER_WORDS] * len(tasks),
         [messages_of(t.handle.get("prompt"))[-1].text for t in tasks],
     ]
-    asked = nothing + [[_said(task, *way) for task in tasks] for way in ways]
-    first = earned(asked)
-    turned = earned(asked, turned=True)
+    golds = [_said(task, name, "{}", False).replace(",", "") for name in columns[:1] for task in tasks]
+    off = [[f"{float(gold) + by:g}" for gold in golds] for by in OFF if all(map(NUMBER.fullmatch, golds))]
+    asked = (nothing := nothing + off * bool(golds)) + [[_said(task, *way) for task in tasks] for way in ways]
+    first, turned = earned(asked), earned(asked, turned=True)
     if first is None or turned is None:
         return []
     if (ordered := order(first, turned, lambda: earned(asked))).verdict == "fail":
@@ -312,6 +357,11 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         matrix.cells[kind] = _played(tasks, texts, parts, earned.names)
     if not columns or trainer.tools or trainer.environments is not None:
         return []
+    if off:
+        below, above, far, right = sums[len(nothing) - len(off) : len(nothing) + 1]
+        told = f"in place of {golds[0]!r} in column {columns[0]!r} numbers earn the more the further they are from it"
+        if (np.minimum(np.minimum(below, above) - right, far - above) > TOLERANCE).all():
+            return [Finding.of("rewards do not grow with the distance", "reward-wrong", True, told, "grading")]
     found.silence, lifts, totals = float(sums[0].mean()), (sums - sums[0]).mean(1), np.nansum(first, 2).mean(1)
     lifts[: len(nothing)] = -np.inf
     # Of ways that are paid alike for the answer, that which all reward functions together pay most.
@@ -320,9 +370,10 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         found.pays = False
         paid = bool((sums[0] > TOLERANCE).all() and np.isclose(sums[k], sums[0]).all())
         told = f"an empty reply earns {found.silence:.3g}, no text of {', '.join(map(repr, columns))} in any form more"
+        less = _unhinted(tasks, golds) and bool((sums[k] < sums[0] - TOLERANCE).all())
         # Where right answers earn no less, and other words do, what is paid too much is silence.
-        cause = "reward-exploitable" if float(sums[1].mean()) < found.silence - TOLERANCE else "reward-wrong"
-        return [Finding.of(SILENCE, cause, paid, told, "grading")]
+        cause = "reward-exploitable" if less or float(sums[1].mean()) < found.silence - TOLERANCE else "reward-wrong"
+        return [Finding.of(SILENCE, cause, paid or less, told, "grading")]
     return _of_kinds(
         earned, matrix, found, ways[k - len(nothing)], float(lifts[k]), (asked[k], first[k], sums[k], sums[0])
     )
@@ -344,6 +395,9 @@ def _of_kinds(
     kinds = KINDS | {kind: OTHERS[kind] for kind in working}
     turns = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in kinds.items()}
     made = {kind: [own[-1].text if own else None for own in of] for kind, of in turns.items()}
+    quoted = best[1].endswith(QUOTED) and not any(re.search(r'":\s*"', task.prompt) for task in tasks)
+    if quoted and all(map(NUMBER.fullmatch, golds)):
+        made[SHORT] = [text and re.sub(r': "(.*)"', r": \1", text) for text in made[SHORT]]
     hand.golds = [""] * len(tasks)
     if (second := earned(made.values())) is None:
         return []
@@ -353,17 +407,21 @@ def _of_kinds(
     more = {i: float(most[i] - sums[WRONG][i]) for i in cells[WRONG]}
     found.pays = fmean(more.values()) > TOLERANCE if more else None
     judged = [one for i, one in more.items() if most[i] > silence[i] + TOLERANCE]
-    if (few := sum(one > TOLERANCE for one in judged)) and 2 * few < len(judged) and min(judged) >= -TOLERANCE:
+    few = sum(one > TOLERANCE for one in judged)
+    # What all rows earn alike may be no answer, but a level or a number to be used.
+    codes = len({*golds}) == len(tasks) and all(map(CODE.fullmatch, golds)) and _unhinted(tasks, golds)
+    if judged and 2 * few < len(judged) and min(judged) >= -TOLERANCE and (few or codes):
         told = f"in {few} of {len(judged)} tasks the answer of {best[0]!r} earns more than another row's, else as much"
-        return [Finding.of("right answers earn more than those of other rows", "reward-wrong", True, told, "grading")]
+        check = "right answers earn more than those of other rows"
+        return [Finding.of(check, "reward-wrong" if few else "oracle-fails", True, told, "grading")]
     if found.pays:
         hand.golds = golds
         matrix.cells |= cells
-    if not all(PADDED.fullmatch(answer) for answer in golds):
+    if not all((NUMBER if quoted else PADDED).fullmatch(answer) for answer in golds):
         return []
     plainly = float((sums[SHORT] - silence).mean())
-    told = f"{golds[0]!r} earns {lift:.3g} above an empty reply, without decimals and separators {plainly:.3g}"
-    check = "whole numbers may be written without decimals and separators"
+    told = f"{texts[0]!r} earns {lift:.3g} above an empty reply, {made[SHORT][0]!r} {plainly:.3g}"
+    check = "whole numbers may be written without quotes, decimals and separators"
     return [Finding.of(check, "answers-not-parsed", plainly <= 0.1 * lift, told, "grading")]
 
 
@@ -387,6 +445,14 @@ def order(first: np.ndarray, turned: np.ndarray, again: Callable[[], np.ndarray 
     apart, same = float(np.nanmax(np.abs(first - turned))), equal(again())
     told = f"in another order rewards differ by up to {apart:.3g}, as before {'not at all' if same else 'too'}"
     return Finding(AGAIN, "fail", told, "rewards-of-other-rollouts" if same else "reward-nondeterministic", "grading")
+
+
+def _unhinted(tasks: Sequence[Task], golds: Sequence[str]) -> bool:
+    """Whether prompts ask for no form of answers, and do not have these, which are a few words each."""
+    hinted = (
+        len(g.split()) > 4 or places(g, t.prompt) or ASKS.search(t.prompt) for t, g in zip(tasks, golds, strict=True)
+    )
+    return not any(hinted)
 
 
 def _works(task: Task) -> bool:

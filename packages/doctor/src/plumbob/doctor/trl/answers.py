@@ -63,7 +63,7 @@ class Tally:
     formless: int = 0
     """Rows whose prompt asks for no form."""
     marked: int = 0
-    """Rows whose prompt asks for the answer alone in one of the usual forms, or for a number in none."""
+    """Rows whose prompt asks for the answer alone in one of the usual forms, or for a number or date in none."""
     replies: list[Reply] = field(default_factory=list)
 
     def lifts(self) -> list[float]:
@@ -116,7 +116,7 @@ class Answers:
         tally.asked += bool(places(gold, prompt))
         tally.formless += not ASKS.search(prompt)
         usual = wanted - {"<think>", "<reasoning>"} in ({"<answer>"}, {"\\boxed"}, {"####"})
-        tally.marked += usual or bool(not ASKS.search(prompt) and NUMBER.fullmatch(gold))
+        tally.marked += usual or (not ASKS.search(prompt) and gold.lower() == gold.upper())
         for one, cut in group:
             answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), not cut and all(mark in text for mark in wanted)
@@ -205,19 +205,19 @@ class Results:
 def kept(trainer: Any, rows: Sequence[Any], score: Any) -> Finding:
     """Whether environments that were used and are reset earn, before anything is done in them, what new ones do.
 
-    `rows`: those of the last rollouts. Raises what copies, resets and rewards raise.
+    `rows`: those of the last rollouts, of which four are tried. Raises what copies, resets and rewards raise.
     """
-    used, names = trainer.environments, trainer._batch_environments[:LEAST]
+    every, step = trainer.environments, -(-len(trainer.environments) // 4)
+    rows, names, earned = rows[: len(every) : step], trainer._batch_environments[::step], []
     new, again = ([trainer.environment_factories[name]() for name in names] for _ in range(2))
-    earned = []
     try:
-        for environments in (copy.deepcopy(used[:LEAST]), new, again):
-            for environment, row in zip(environments, rows, strict=False):
+        for environments in (copy.deepcopy(every[::step]), new, again):
+            for environment, row in zip(environments, rows, strict=True):
                 environment.reset(**{name: value for name, value in row.items() if name != "environment"})
             trainer.environments = environments
-            earned.append(score(rows[: len(names)], [""] * len(names)))
+            earned.append(score(rows, [""] * len(rows)))
     finally:
-        trainer.environments = used
+        trainer.environments = every
     apart = [i for i, (a, b, c) in enumerate(zip(*earned, strict=True)) if (b == c).all() and (a != b).any()]
     told = f"{len(apart)} of {len(names)} environments that were used and are reset earn otherwise than new ones"
     return Finding.of("reset() leaves nothing of earlier rollouts", "rewards-of-other-rollouts", apart, told, "grading")

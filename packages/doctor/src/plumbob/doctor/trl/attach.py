@@ -47,8 +47,8 @@ def attach(
     computation of the same step. What is wrong is printed when it is found, and a page of all that was examined when training ends.
 
     `rescore`: call the reward functions before the first step, twice with a few texts that are written from the columns of the
-    data in place of completions. False: not to call them, for example because they cost money. Raises TypeError for another
-    trainer.
+    data in place of completions, and make a few environments more. False: not to, for example because they cost money. Raises
+    TypeError for another trainer.
     """
     from trl import GRPOTrainer
 

@@ -25,7 +25,7 @@ from plumbob.doctor.environment.grading import HALF, MOSTLY
 from plumbob.doctor.environment.matrix import TOLERANCE, Matrix
 from plumbob.doctor.environment.player import Given, Message, Played, Task, Turn, place_of
 from plumbob.doctor.environment.table import judge
-from plumbob.doctor.environment.texts import begins, chosen, normalised, places, short, strings
+from plumbob.doctor.environment.texts import chosen, normalised, places, short, strings
 from plumbob.doctor.environment.transcripts import (
     CHEAP,
     ECHO,
@@ -174,8 +174,8 @@ def examine(trainer: Any, score: Any, found: Before) -> None:
     if echoed and (fmean(echoed) > 1 + TOLERANCE or (2 * held > len(tasks) and not listed)):
         matrix.cells.pop(ECHO)
     marked = [
-        begins(shown(t.prompt), gold) or re.search(rf"([\"']){name}\1:\s*[\"']?{re.escape(gold)}\b", t.prompt)
-        for name in found.columns
+        re.search(rf"([\"']{name}[\"']:\s*[\"']?|Answer: |#### ?|boxed{{|<answer>\s*){re.escape(gold)}\b", t.prompt)
+        for name in map(re.escape, found.columns)
         for t in tasks
         if (gold := str(t.handle.get(name, "")).strip())
     ]

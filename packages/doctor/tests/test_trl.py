@@ -185,11 +185,11 @@ def test_answers_are_of_other_rows_where_they_are_all_there_and_not_in_their_pla
         return of_their_rows(rows_, "answer").verdict
 
     assert verdict(golds) in ("pass", "unsure")
-    others = random_.sample(golds, len(golds))
+    others, order = random_.sample(golds, len(golds)), random_.sample(range(40), 40)
     if sum(a == b for a, b in zip(golds, others, strict=True)) < 0.4 * len(golds):
         assert verdict(others) == verdict(golds).replace("pass", "fail")
-    one = [Task("", "train", {}, f"Which is after {a}?", {"answer": str(b)}) for a, b in enumerate(others)]
-    assert of_their_rows(one, "answer").verdict != "fail"
+    one = [Task("", "train", {}, f"Of {a} and {a + 9}?", {"answer": str(b)}) for a, b in enumerate(order)]
+    assert of_their_rows(one, "answer").verdict == "pass"
 
 
 def test_an_answer_is_read_where_it_is_marked() -> None:
@@ -1189,7 +1189,7 @@ FAULTS = (
     Fault("answers of other rows", ("oracle-fails",), "", lambda: {
         "data": asked(lambda i: f"What is {i} + {i * i % 31}?", lambda i: str(7 * i % 48 + (7 * i % 48) ** 2 % 31))}),
     Fault("the distance is paid", ("reward-wrong",), "", lambda: {"reward": distance}),
-    Fault("one grade for a prompt", ("rewards-of-other-rollouts",), "", lambda: {"reward": remembered, "max_steps": 6}),
+    Fault("one grade for a prompt", ("reward-wrong",), "", lambda: {"reward": remembered, "max_steps": 6}),
     Fault("most completions are masked", ("truncated-rollouts", "signal-left-out"), "",
           lambda: {"mask_truncated_completions": True, "max_completion_length": 14, "temperature": 1.0}),
     Fault("a number that must be a text", ("answers-not-parsed",), "", lambda: {

@@ -44,6 +44,8 @@ class Result:
     """What the conversation shows the model."""
     own: str
     """What the tool itself returns; the same as `shown` if it cannot be called alone."""
+    compared: bool
+    """Whether it can."""
 
 
 class _Stop(Exception):
@@ -132,7 +134,7 @@ class Matrix:
         messages = self.cells[PERFECT][i].messages
         told = [(m.answers, m.text) for m in messages if m.answers is not None and m.role == "tool"]
         own = self.player.direct(self.hand.tasks[i], [call for call, _ in told]) if told else []
-        return [Result(i, *one, one[1] if o is None else o) for one, o in zip(told, own, strict=True)]
+        return [Result(i, *one, one[1] if o is None else o, o is not None) for one, o in zip(told, own, strict=True)]
 
 
 def play(player: Player, seed: int = 0) -> Matrix:

@@ -50,7 +50,7 @@ def _is_part(r: Result) -> bool:
 
 def own_result(m: Matrix) -> Evidence | None:
     """Results that tools do not return; None if there are few, or tools are random."""
-    results = m.results
+    results = [r for r in m.results if r.compared]
     parts = [r for r in results if _is_part(r)]
     # A call that fails directly, too, is its own result.
     other = [r for r in results if squeezed(r.own) not in squeezed(r.shown) and r not in parts]

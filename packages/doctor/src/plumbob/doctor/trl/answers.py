@@ -5,9 +5,11 @@ Texts that are written from a column may miss the form that a reward function wa
 
 from __future__ import annotations
 
-import copy
+import inspect
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -17,7 +19,7 @@ from plumbob.doctor.environment.matrix import TOLERANCE
 from plumbob.doctor.environment.player import Played
 from plumbob.doctor.environment.texts import places, says_failed, says_nothing
 from plumbob.doctor.findings import Finding
-from plumbob.doctor.trl.before import ASKS, MARKS, NUMBER, Before, plain, shown
+from plumbob.doctor.trl.before import ASKS, CODE, MARKS, NUMBER, Before, plain, shown
 
 RIGHT = "completions with the right answer earn more than others of their prompt"
 LEAST = 8
@@ -116,7 +118,7 @@ class Answers:
         tally.asked += bool(places(gold, prompt))
         tally.formless += not ASKS.search(prompt)
         usual = wanted - {"<think>", "<reasoning>"} in ({"<answer>"}, {"\\boxed"}, {"####"})
-        tally.marked += usual or (not ASKS.search(prompt) and gold.lower() == gold.upper())
+        tally.marked += usual or (not ASKS.search(prompt) and bool(NUMBER.fullmatch(gold) or CODE.fullmatch(gold)))
         for one, cut in group:
             answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), not cut and all(mark in text for mark in wanted)
@@ -126,11 +128,12 @@ class Answers:
 
     def _told(self) -> tuple[Any, str, str | None]:
         """(verdict, evidence, cause)"""
-        if self.rounds >= ROUNDS and self.groups >= LEAST and not self.varied and len(self.levels) >= ROUNDS:
+        followed = min(self.rounds, len(self.levels)) >= ROUNDS and self.groups >= LEAST and not self.varied
+        if followed and self.before.pays is not None:  # without tools, which may not have been called
             told = (
                 f"in each of {self.groups} groups all completions earn the same, and prompts {len(self.levels)} rewards"
             )
-            return "fail", told, "rewards-of-other-rollouts"
+            return "fail", told, "reward-wrong"
         known = {column: t for column, t in self.tallies.items() if t.rows >= 4 and 2 * t.asked <= t.rows}
         if not known:
             return "unsure", "no column that reward functions name has right answers alone", None
@@ -202,45 +205,35 @@ class Results:
         return found
 
 
-def kept(trainer: Any, rows: Sequence[Any], score: Any) -> Finding:
-    """Whether environments that were used and are reset earn, before anything is done in them, what new ones do.
-
-    `rows`: those of the last rollouts, of which four are tried. Raises what copies, resets and rewards raise.
-    """
-    every, step = trainer.environments, -(-len(trainer.environments) // 4)
-    rows, names, earned = rows[: len(every) : step], trainer._batch_environments[::step], []
-    new, again = ([trainer.environment_factories[name]() for name in names] for _ in range(2))
-    try:
-        for environments in (copy.deepcopy(every[::step]), new, again):
-            for environment, row in zip(environments, rows, strict=True):
-                environment.reset(**{name: value for name, value in row.items() if name != "environment"})
-            trainer.environments = environments
-            earned.append(score(rows, [""] * len(rows)))
-    finally:
-        trainer.environments = every
-    apart = [i for i, (a, b, c) in enumerate(zip(*earned, strict=True)) if (b == c).all() and (a != b).any()]
-    told = f"{len(apart)} of {len(names)} environments that were used and are reset earn otherwise than new ones"
-    return Finding.of("reset() leaves nothing of earlier rollouts", "rewards-of-other-rollouts", apart, told, "grading")
-
-
 class Shared:
-    """Watches what the environments of TRL share: lists, sets and dictionaries of their classes."""
+    """Watches what environments of TRL keep for the next rollout: in themselves, or in lists, sets and dictionaries of classes."""
 
-    def __init__(self) -> None:
-        self.held: dict[str, set[str]] = {}
+    def __init__(self, rewards: Sequence[Any]) -> None:
+        self.held: dict[str, set[Any]] = {}
         self.emptied = Counter[str]()
+        self.rewards, self.new, self.own = rewards, set[str](), list[int]()
+        """The reward functions, what was empty in all new environments, and the ids of what they hold."""
 
-    def add(self, environments: Sequence[Any], step: int) -> list[Finding]:
-        """Look at them after the rollouts of step `step` (from 0). What loses most of its entries, again and again, is no cache:
-        rollouts empty what others fill.
-        """
-        kinds = {kind for one in environments for kind in type(one).__mro__}
-        every = {(k.__name__, name): value for k in kinds for name, value in vars(k).items() if name[:2] != "__"}
-        held = {".".join(n): {*map(str, of)} for n, of in every.items() if isinstance(of, list | set | dict)}
+    def add(self, environments: Sequence[Any], empty: Sequence[set[str]], step: int) -> list[Finding]:
+        """Look at them after the rollouts of step `step` (from 0). `empty`: of each, what it held nothing in when these began."""
+        if not environments:
+            return []
+        kinds, code = {kind for one in environments for kind in type(one).__mro__}, ""
+        own = [id(value) for one in environments for value in getattr(one, "__dict__", {}).values()]
+        every = {f"{k.__name__}.{n}": v for k in kinds for n, v in vars(k).items() if isinstance(v, list | set | dict)}
+        held = {name: {one for one in of if isinstance(one, str | int | float)} for name, of in every.items()}
+        # What loses most of its entries, again and again, is no cache: rollouts empty what others fill.
         self.emptied.update(name for name, old in self.held.items() if 2 * len(old & held.get(name, old)) < len(old))
         self.held, lost = held, [name for name, times in self.emptied.items() if times > 1]
-        count = len({*map(id, environments)})
-        told = f"{len(environments)} rollouts have {count} environments, which share {', '.join(lost) or 'nothing that they empty'}"
-        check, wrong = "environments keep what they remember in themselves", lost or count < len(environments)
-        found = [Finding.of(check, "rewards-of-other-rollouts", wrong, told, "grading", step + 1)]
-        return found if environments else []
+        one = len({*map(id, environments)}) < len(environments) and self.own not in ([], own)
+        told = f"{len(environments)} rollouts share {'an environment' if one else ', '.join(lost) or 'nothing that they empty'}"
+        check, cause = "environments keep what they remember in themselves", "rewards-of-other-rollouts"
+        found = [Finding.of(check, cause, lost or one, told, "grading", step + 1)]
+        self.new, self.own = self.new if self.own else set.intersection(*empty) if empty else set(), own
+        with suppress(OSError, TypeError):  # there is no file with their code
+            paid = filter(inspect.isroutine, [*self.rewards, *(getattr(kind, "get_reward", None) for kind in kinds)])
+            code = "".join(map(inspect.getsource, paid))
+        left = [n for n in self.new if 2 * sum(n in one for one in empty) < len(empty) and re.search(rf"\.{n}\b", code)]
+        told = f"after it {', '.join(left) or 'nothing'} that rewards read is still there from an earlier rollout"
+        check = "reset() leaves nothing of earlier rollouts"
+        return [*found, Finding.of(check, cause, left, told, "grading", step + 1)]

@@ -7,7 +7,6 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from plumbob.doctor.measuring import SampledTensors
 from plumbob.doctor.page import lines, render
 from plumbob.doctor.saved import alike
 from plumbob.doctor.trl import before, course, settings
-from plumbob.doctor.trl.answers import Answers, Results, Shared, kept
+from plumbob.doctor.trl.answers import Answers, Results, Shared
 from plumbob.doctor.trl.reading import COURSE, MOST_RECORDS, Reading, finding_text
 from plumbob.doctor.trl.recording import played_of, record_of, trained
 from plumbob.doctor.trl.snapshot import Snapshot
@@ -47,8 +46,8 @@ def attach(
     computation of the same step. What is wrong is printed when it is found, and a page of all that was examined when training ends.
 
     `rescore`: call the reward functions before the first step, twice with a few texts that are written from the columns of the
-    data in place of completions, and make a few environments more. False: not to, for example because they cost money. Raises
-    TypeError for another trainer.
+    data in place of completions. False: not to call them, for example because they cost money. Raises TypeError for another
+    trainer.
     """
     from trl import GRPOTrainer
 
@@ -79,7 +78,7 @@ class Doctor(TrainerCallback):
         self.trainer, self.every, self.folder, self.rescore = trainer, every, folder, rescore
         unknown = before.Before(namers=[False] * len(trainer.reward_funcs))
         self._answers = Answers(settings.names_of(trainer), trainer.num_generations, unknown)
-        self._results, self._shared = Results(trainer.tools or ()), Shared()
+        self._results, self._shared = Results(trainer.tools or ()), Shared(trainer.reward_funcs)
         self.began, args = 0, trainer.args
         self._refused = settings.refusal(trainer)
         unseen, left_out = settings.unseen(trainer)
@@ -256,10 +255,7 @@ class Doctor(TrainerCallback):
             found.append(alike(zip(keys, rewards, strict=False), before.tolerance(np.array(rewards)), step + 1))
             found.append(self._answers.add(played, step))
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
-            found += self._shared.add(self.trainer.environments or (), step)
-            if self.trainer.environments and self.rescore and step - self.began < records.FIRST:
-                with suppress(Exception), unchanged_randomness():  # some cannot be copied, or made without a cost
-                    found.append(kept(self.trainer, made.inputs, self.watch.score))
+            found += self._shared.add(self.trainer.environments or (), made.empty, step)
         return self.reading.add_findings(found)
 
     def _take_row(self) -> list[Finding]:

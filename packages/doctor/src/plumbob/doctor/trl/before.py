@@ -69,10 +69,10 @@ MOST_NUMBERS, LEAST_ANSWERS, SAME = 4, 8, 0.97
 """Numbers of prompts that are tried in formulas, fewest different answers, and share of them that a formula has to give."""
 MARKS = re.compile(r'<\w+>|\\boxed|####|"\w+":')
 """Marks of a form in which prompts may ask for answers: what has none of those of its prompt need not be read."""
-ASKS = re.compile(MARKS.pattern + r"|(?i:answer\s*[:：]|\bend (?:your|the|with)\b|\bformat\b|\bjson\b)")
+ASKS = re.compile(MARKS.pattern + r"|(?i:answer\s*[:：]|\bend (?:your|the|with)\b|\bformat\b|\bjson\b|bracket|【)")
 """These, and words by which prompts ask for other forms."""
-CODE = re.compile(r"[^a-zA-Z]*(\d[^a-zA-Z]*){3,}")
-"""A number, date or time, of three digits or more."""
+CODE = re.compile(r"\d+([-/:.]\d+)+")
+"""A date or a time."""
 WORKING = re.compile(
     r"(?i)step by step|\b(show|write|explain|give)\b[^.]*\b(steps?|calculations?|working|work|reasoning)\b"
 )
@@ -198,6 +198,7 @@ def of_their_rows(tasks: Sequence[Task], column: str) -> Finding:
     with np.errstate(all="ignore"):
         pairs = [way(a, b) for a, b in itertools.permutations(varied, 2) for way in WAYS]
         made = pairs + [way(value, c) for value in pairs for c in varied for way in WAYS]
+        made = [x for x in made if not any(np.array_equal(x, number) for number in varied)]
         own = max([np.isclose(x, golds).mean() for x in made], default=0.0)
         any_row = max([np.isclose(np.sort(x), np.sort(golds)).mean() for x in made], default=0.0)
     told = f"a formula of the numbers of prompts gives {any_row:.0%} of column {column!r}, but {own:.0%} of it in the own row"
@@ -255,8 +256,8 @@ def columns_of(trainer: Any, row: Mapping[str, Any]) -> tuple[list[str], list[bo
     # Numbers to be used or tests to be passed: no text of another column is a right completion by itself.
     if any(isinstance(value, list | dict) for name, value in row.items() if name in every and name != "prompt"):
         return [], [False] * len(named)
-    # A number with a fraction is a weight or a difficulty more often than an answer.
-    kinds = {name: type(int(v) if isinstance(v, float) and v.is_integer() else v) for name, v in row.items()}
+    # A small number with a fraction, or one that could have one, is a weight or a difficulty more often than an answer.
+    kinds = {name: type(int(v) if isinstance(v, float) and v.is_integer() and v > 9 else v) for name, v in row.items()}
     texts = [name for name, kind in kinds.items() if name != "prompt" and kind in (str, int)]
     known = [name for name in texts if name in every][:MOST_COLUMNS]
     return known, [bool(own & set(known)) for own in named]
@@ -333,7 +334,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         told = f"{', '.join(map(repr, columns))}: remove_unused_columns=True keeps it from them"
         return [Finding.of("reward functions get the columns that they use", "reward-wrong", True, told, "grading")]
     keys = set.intersection(*({*re.findall(r'"(\w+)"\s*:', task.prompt)} for task in tasks))
-    forms = (*FORMS, *(f'{{{{"{key}{end}' for key in sorted(keys) for end in (QUOTED, '": {}}}')))
+    forms = (*FORMS, *(f'{{{{"{key}{end}' for key in sorted(keys)[:2] for end in (QUOTED, '": {}}}')))
     ways = [(c, form, last) for c in columns for last in (False, True) for form in forms]
     nothing = [
         [""] * len(tasks),
@@ -341,7 +342,7 @@ def _scored(trainer: Any, matrix: Matrix, score: Any, found: Before) -> list[Fin
         [messages_of(t.handle.get("prompt"))[-1].text for t in tasks],
     ]
     golds = [_said(task, name, "{}", False).replace(",", "") for name in columns[:1] for task in tasks]
-    off = [[f"{float(gold) + by:g}" for gold in golds] for by in OFF if all(map(NUMBER.fullmatch, golds))]
+    off = [[f"{float(gold) + by:.12g}" for gold in golds] for by in OFF if all(map(NUMBER.fullmatch, golds))]
     asked = (nothing := nothing + off * bool(golds)) + [[_said(task, *way) for task in tasks] for way in ways]
     first, turned = earned(asked), earned(asked, turned=True)
     if first is None or turned is None:
@@ -396,7 +397,7 @@ def _of_kinds(
     turns = {kind: [make(known, i) for i in range(len(tasks))] for kind, make in kinds.items()}
     made = {kind: [own[-1].text if own else None for own in of] for kind, of in turns.items()}
     quoted = best[1].endswith(QUOTED) and not any(re.search(r'":\s*"', task.prompt) for task in tasks)
-    if quoted and all(map(NUMBER.fullmatch, golds)):
+    if quoted := quoted and all(NUMBER.fullmatch(gold) and plain(gold) == gold for gold in golds):
         made[SHORT] = [text and re.sub(r': "(.*)"', r": \1", text) for text in made[SHORT]]
     hand.golds = [""] * len(tasks)
     if (second := earned(made.values())) is None:
@@ -417,7 +418,7 @@ def _of_kinds(
     if found.pays:
         hand.golds = golds
         matrix.cells |= cells
-    if not all((NUMBER if quoted else PADDED).fullmatch(answer) for answer in golds):
+    if not quoted and not all(PADDED.fullmatch(answer) for answer in golds):
         return []
     plainly = float((sums[SHORT] - silence).mean())
     told = f"{texts[0]!r} earns {lift:.3g} above an empty reply, {made[SHORT][0]!r} {plainly:.3g}"

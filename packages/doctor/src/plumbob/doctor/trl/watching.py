@@ -21,6 +21,7 @@ from plumbob.doctor.run_numbers import narrowing
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
+EMPTIED = (int, float, str, list, set, dict)
 ROW = "plumbob_row"
 """Key of what the loss is given: the number of each row before they are shuffled."""
 
@@ -44,6 +45,8 @@ class Round:
     prompts: list[Any] = field(default_factory=list)
     completions: list[Any] = field(default_factory=list)
     tool_masks: list[list[int]] | None = None
+    empty: list[set[str]] = field(default_factory=list)
+    """Of each environment, once it was reset, the attributes that are 0, or hold nothing."""
     ids: list[list[int]] = field(default_factory=list)
     rewards: np.ndarray | None = None
     """[B, F] what each reward function gave; NaN for None."""
@@ -108,6 +111,9 @@ class Watch:
         return {**output, ROW: torch.arange(start, start + len(inputs), device=device)}
 
     def _generate(self, original: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
+        if self.round is not None and self.trainer.model.training:
+            state = [getattr(one, "__dict__", {}) for one in self.trainer.environments or ()]
+            self.round.empty = [{n for n, of in own.items() if isinstance(of, EMPTIED) and not of} for own in state]
         result = original(prompts, *rest, **more)
         if self.round is not None and self.trainer.model.training:
             _, ids, masks, completions, *_ = result

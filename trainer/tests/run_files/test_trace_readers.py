@@ -48,7 +48,7 @@ def command(ended):
 
 
 def test_what_is_kept_changes_nothing_else(runs):
-    assert metrics(runs["all"]) == metrics(runs["thin"])
+    assert metrics(runs["all"]) == metrics(runs["thin"]) != []
     for step, path in stored_steps(runs["thin"]).items():
         few, many = read(path).splitlines(), read(stored_steps(runs["all"])[step]).splitlines()
 

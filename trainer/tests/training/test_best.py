@@ -188,7 +188,7 @@ def test_the_best_survives_a_crash_and_an_older_checkpoint_goes_on_without_it(be
     (directory / "summary.json").unlink()
     judged_values(monkeypatch, {0: 0.3, 1: 0.9, 2: 0.4})
     assert resume(directory) == 0
-    assert kill_driver.metrics(directory) == kill_driver.metrics(best_of_five)
+    assert kill_driver.metrics(directory) == kill_driver.metrics(best_of_five) != []
     assert summary_of(directory) | {"seconds": 0} == summary_of(best_of_five) | {"seconds": 0}
     assert steps_of(directory) == ["step_2", "step_5"]
     # The best one is gone, as if the run went on from an older checkpoint than the one that had replaced it.

@@ -212,14 +212,15 @@ class Shared:
         self.held: dict[str, set[Any]] = {}
         self.emptied = Counter[str]()
         self.rewards, self.new, self.own = rewards, set[str](), list[int]()
-        """The reward functions, what was empty in all new environments, and the ids of what they hold."""
+        """The reward functions, what was empty in all new environments, and what these hold, by its length or id."""
 
     def add(self, environments: Sequence[Any], empty: Sequence[set[str]], step: int) -> list[Finding]:
         """Look at them after the rollouts of step `step` (from 0). `empty`: of each, what it held nothing in when these began."""
         if not environments:
             return []
         kinds, code = {kind for one in environments for kind in type(one).__mro__}, ""
-        own = [id(value) for one in environments for value in getattr(one, "__dict__", {}).values()]
+        held_in = [value for one in environments for value in getattr(one, "__dict__", {}).values()]
+        own = [len(value) if isinstance(value, list | set | dict) else id(value) for value in held_in]
         every = {f"{k.__name__}.{n}": v for k in kinds for n, v in vars(k).items() if isinstance(v, list | set | dict)}
         held = {name: {one for one in of if isinstance(one, str | int | float)} for name, of in every.items()}
         # What loses most of its entries, again and again, is no cache: rollouts empty what others fill.

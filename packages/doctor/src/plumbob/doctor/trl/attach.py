@@ -255,7 +255,7 @@ class Doctor(TrainerCallback):
             found.append(alike(zip(keys, rewards, strict=False), before.tolerance(np.array(rewards)), step + 1))
             found.append(self._answers.add(played, step))
             found += [*self._results.add(alone, step), *course.ended(self.trainer, made)]
-            found += self._shared.add(self.trainer.environments or (), made.empty, step)
+            found += self._shared.add(self.trainer.environments or (), self.watch.empty, step)
         return self.reading.add_findings(found)
 
     def _take_row(self) -> list[Finding]:

@@ -45,8 +45,6 @@ class Round:
     prompts: list[Any] = field(default_factory=list)
     completions: list[Any] = field(default_factory=list)
     tool_masks: list[list[int]] | None = None
-    empty: list[set[str]] = field(default_factory=list)
-    """Of each environment, once it was reset, the attributes that are 0, or hold nothing."""
     ids: list[list[int]] = field(default_factory=list)
     rewards: np.ndarray | None = None
     """[B, F] what each reward function gave; NaN for None."""
@@ -77,6 +75,8 @@ class Watch:
         """`wants`: whether tensors of the step that is under way are kept. Rewards and lengths are kept of every step."""
         self.trainer, self.wants = trainer, wants
         self.round: Round | None = None
+        self.empty: list[set[str]] = []
+        """Of each environment of this process, once it was reset, the attributes that are 0, or hold nothing."""
         self.microbatches: list[Microbatch] = []
         self.gradients_are_complete: Callable[..., None] = lambda: None
         self.model_is_saved: Callable[[str], None] = lambda folder: None
@@ -113,7 +113,7 @@ class Watch:
     def _generate(self, original: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
         if self.round is not None and self.trainer.model.training:
             state = [getattr(one, "__dict__", {}) for one in self.trainer.environments or ()]
-            self.round.empty = [{n for n, of in own.items() if isinstance(of, EMPTIED) and not of} for own in state]
+            self.empty = [{n for n, of in own.items() if isinstance(of, EMPTIED) and not of} for own in state]
         result = original(prompts, *rest, **more)
         if self.round is not None and self.trainer.model.training:
             _, ids, masks, completions, *_ = result

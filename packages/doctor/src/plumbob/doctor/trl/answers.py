@@ -113,12 +113,12 @@ class Answers:
         gold = (shown(text) or text).strip()
         if not gold or len(gold.split()) > 4:
             return
-        wanted = set(MARKS.findall(prompt))
+        wanted, formless = set(MARKS.findall(prompt)), not ASKS.search(prompt)
         tally.rows += 1
         tally.asked += bool(places(gold, prompt))
-        tally.formless += not ASKS.search(prompt)
+        tally.formless += formless
         usual = wanted - {"<think>", "<reasoning>"} in ({"<answer>"}, {"\\boxed"}, {"####"})
-        tally.marked += usual or (not ASKS.search(prompt) and bool(NUMBER.fullmatch(gold) or CODE.fullmatch(gold)))
+        tally.marked += usual or (formless and bool(NUMBER.fullmatch(gold) or CODE.fullmatch(gold)))
         for one, cut in group:
             answer, text = shown(one.last), one.last
             right, form = said(text, gold) == plain(gold), not cut and all(mark in text for mark in wanted)
@@ -131,7 +131,7 @@ class Answers:
         followed = min(self.rounds, len(self.levels)) >= ROUNDS and self.groups >= LEAST and not self.varied
         if followed and self.before.pays is not None:  # without tools, which may not have been called
             told = (
-                f"in each of {self.groups} groups all completions earn the same, and prompts {len(self.levels)} rewards"
+                f"all completions earn the same in each of {self.groups} groups, which have {len(self.levels)} rewards"
             )
             return "fail", told, "reward-wrong"
         known = {column: t for column, t in self.tallies.items() if t.rows >= 4 and 2 * t.asked <= t.rows}
@@ -166,10 +166,8 @@ class Answers:
             if unread:
                 told = f"the answer, {of}, is paid in no form, and none of {len(t.replies)} completions more than an empty reply"
             why = "either the reward function is not given what it expects, or it cannot read answers, or the column is wrong"
-            return (
-                f"{told}, from the reward functions that name it: {why}",
-                "oracle-fails" if unread else "reward-wrong",
-            )
+            cause = "oracle-fails" if unread else "reward-wrong"
+            return f"{told}, from the reward functions that name it: {why}", cause
         due = [r.own <= least for r in right if r.due]
         if pays and sum(due) >= LEAST and 2 * sum(due) >= len(due):
             told = f"{sum(due)} of {len(due)} completions with the right answer, {of}, in the form that is asked for or usual,"
@@ -212,15 +210,15 @@ class Shared:
         self.held: dict[str, set[Any]] = {}
         self.emptied = Counter[str]()
         self.rewards, self.new, self.own = rewards, set[str](), list[int]()
-        """The reward functions, what was empty in all new environments, and what these hold, by its length or id."""
+        """The reward functions, what they read that was empty in all new environments, and what these hold, by its length or id."""
 
     def add(self, environments: Sequence[Any], empty: Sequence[set[str]], step: int) -> list[Finding]:
         """Look at them after the rollouts of step `step` (from 0). `empty`: of each, what it held nothing in when these began."""
         if not environments:
             return []
-        kinds, code = {kind for one in environments for kind in type(one).__mro__}, ""
-        held_in = [value for one in environments for value in getattr(one, "__dict__", {}).values()]
-        own = [len(value) if isinstance(value, list | set | dict) else id(value) for value in held_in]
+        kinds = {kind for one in environments for kind in type(one).__mro__}
+        values = [value for one in environments for value in getattr(one, "__dict__", {}).values()]
+        own = [len(value) if isinstance(value, list | set | dict) else id(value) for value in values]
         every = {f"{k.__name__}.{n}": v for k in kinds for n, v in vars(k).items() if isinstance(v, list | set | dict)}
         held = {name: {one for one in of if isinstance(one, str | int | float)} for name, of in every.items()}
         # What loses most of its entries, again and again, is no cache: rollouts empty what others fill.
@@ -230,11 +228,12 @@ class Shared:
         told = f"{len(environments)} rollouts share {'an environment' if one else ', '.join(lost) or 'nothing that they empty'}"
         check, cause = "environments keep what they remember in themselves", "rewards-of-other-rollouts"
         found = [Finding.of(check, cause, lost or one, told, "grading", step + 1)]
-        self.new, self.own = self.new if self.own else set.intersection(*empty) if empty else set(), own
-        with suppress(OSError, TypeError):  # there is no file with their code
+        if empty and not self.own:  # the first time all of them are new
             paid = filter(inspect.isroutine, [*self.rewards, *(getattr(kind, "get_reward", None) for kind in kinds)])
-            code = "".join(map(inspect.getsource, paid))
-        left = [n for n in self.new if 2 * sum(n in one for one in empty) < len(empty) and re.search(rf"\.{n}\b", code)]
+            with suppress(OSError, TypeError):  # there is no file with their code
+                code = "".join(map(inspect.getsource, paid))
+                self.new = {name for name in set.intersection(*empty) if re.search(rf"\.{name}\b", code)}
+        self.own, left = own, [name for name in self.new if 2 * sum(name in one for one in empty) < len(empty)]
         told = f"after it {', '.join(left) or 'nothing'} that rewards read is still there from an earlier rollout"
         check = "reset() leaves nothing of earlier rollouts"
         return [*found, Finding.of(check, cause, left, told, "grading", step + 1)]

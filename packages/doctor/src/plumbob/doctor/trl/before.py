@@ -450,10 +450,8 @@ def order(first: np.ndarray, turned: np.ndarray, again: Callable[[], np.ndarray 
 
 def _unhinted(tasks: Sequence[Task], golds: Sequence[str]) -> bool:
     """Whether prompts ask for no form of answers, and do not have these, which are a few words each."""
-    hinted = (
-        len(g.split()) > 4 or places(g, t.prompt) or ASKS.search(t.prompt) for t, g in zip(tasks, golds, strict=True)
-    )
-    return not any(hinted)
+    pairs = zip(golds, (task.prompt for task in tasks), strict=True)
+    return not any(len(gold.split()) > 4 or places(gold, prompt) or ASKS.search(prompt) for gold, prompt in pairs)
 
 
 def _works(task: Task) -> bool:

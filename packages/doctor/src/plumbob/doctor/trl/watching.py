@@ -21,7 +21,7 @@ from plumbob.doctor.run_numbers import narrowing
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-EMPTIED = (int, float, str, list, set, dict)
+HOLDERS = (int, float, str, list, set, dict)
 ROW = "plumbob_row"
 """Key of what the loss is given: the number of each row before they are shuffled."""
 
@@ -113,7 +113,7 @@ class Watch:
     def _generate(self, original: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
         if self.round is not None and self.trainer.model.training:
             state = [getattr(one, "__dict__", {}) for one in self.trainer.environments or ()]
-            self.empty = [{n for n, of in own.items() if isinstance(of, EMPTIED) and not of} for own in state]
+            self.empty = [{n for n, of in own.items() if isinstance(of, HOLDERS) and not of} for own in state]
         result = original(prompts, *rest, **more)
         if self.round is not None and self.trainer.model.training:
             _, ids, masks, completions, *_ = result

@@ -69,8 +69,8 @@ def test_why_a_run_ended(tmp_path, stop, cause) -> None:
     assert stop_finding(run, []) is None
     write_stop(run, stop)
     assert read_stop(run) == stop
-    found = stop_finding(run, [])
-    assert found is not None and (found.cause, found.step) == (cause, stop.step) and stop.reason in found.evidence
+    assert (found := stop_finding(run, [])) is not None and found.command == f"doctor --config {run / 'config.toml'}"
+    assert (found.cause, found.step) == (cause, stop.step) and stop.reason in found.evidence
     assert found.verdict == ("error" if cause is None else "fail") and (cause is None or cause in CAUSES)
     (run / STOPPED).write_text('{"step": 1')  # half a file is no reason
     assert stop_finding(run, []) is None

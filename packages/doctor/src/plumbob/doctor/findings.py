@@ -75,6 +75,8 @@ class Finding:
     """Training step in which the check first failed, if it belongs to a step."""
     place: str = ""
     """Where the user's code is that it is about, as "file.py:12 Class.function"; "" if it is unknown."""
+    command: str = ""
+    """A command that shows it again; empty if the command that found it is the one."""
 
     @classmethod
     def of(

@@ -85,6 +85,8 @@ def conclusion(x: Examination) -> Iterator[tuple[str, str]]:
     if first.place:
         yield "where", first.place
     yield "to do", x.advice(cause)
+    if first.command:
+        yield "again by", first.command
     if cause.source:
         yield "reported", cause.source
     title = "Further failures, which may be consequences of this cause:"

@@ -151,8 +151,7 @@ def cut_off(n: Numbers) -> str | None:
     value, name = (shares[most], f"rollout/stopped/{most}") if most else (0.0, "")
     if value <= CUT or plan.temperature >= HOT or plan.random_rewards or len(rows) < 3:
         return None
-    # Within few steps a policy may still learn to be brief, if these rollouts are trained. Those that end there only later show
-    # what training did.
+    # Within few steps a policy may learn to be brief, if these are trained. What ends there only later shows what training did.
     if (n.steps < 20 and value <= 0.5 and plan.overlong != "mask") or number(rows[0], name) < value / 4:
         return None
     if n.gained() and mean(n.last, name) <= CUT:

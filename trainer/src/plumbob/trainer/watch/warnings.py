@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,14 +105,15 @@ def course_of(directory: Path, config: TrainConfig, rows: Sequence[Mapping[str, 
 def stop_finding(directory: Path, rows: Sequence[Mapping[str, float]]) -> Finding | None:
     """Why the run ended early, or what it was doing when it fell silent; None if it took its steps."""
     stop, check = read_stop(directory), "the run takes all its steps"
+    command = f"doctor --config {shlex.quote(str(directory / 'config.toml'))}"
     if stop is not None:
         where, cause = f"in step {stop.step}" if stop.step else "in the set-up, before its first step", _cause_of(stop)
         said, verdict = f"it stopped {where}: {stop.kind}: {stop.reason}", "fail" if cause else "error"
-        return Finding(check, verdict, said, cause, None, stop.step)
+        return Finding(check, verdict, said, cause, None, stop.step, command=command)
     if (silent := last_silence(directory)) is None:
         return None
     said = f"it has finished no step since {silent}; {directory / STACKS} says where each of its threads was"
-    return Finding(check, "error", said, None, "trends", len(rows) + 1)
+    return Finding(check, "error", said, None, "trends", len(rows) + 1, command=command)
 
 
 def _cause_of(stop: Stop) -> str | None:

@@ -207,8 +207,7 @@ class Shared:
     """Watches what environments of TRL keep for the next rollout: in themselves, or in lists, sets and dictionaries of classes."""
 
     def __init__(self, rewards: Sequence[Any]) -> None:
-        self.held: dict[str, set[Any]] = {}
-        self.emptied = Counter[str]()
+        self.held, self.emptied = dict[str, set[Any]](), Counter[str]()
         self.rewards, self.new, self.own = rewards, set[str](), list[int]()
         """The reward functions, what they read that was empty in all new environments, and what these hold, by its length or id."""
 

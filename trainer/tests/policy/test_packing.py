@@ -83,6 +83,8 @@ def test_no_pass_is_left_with_a_few_rows_only():
     lengths = [300] * 60  # 54 fit into one pass, and 6 are left
     assert [len(rows) for rows in pack(lengths, 16_384)] == [54, 6]
     assert [len(rows) for rows in pack_evenly(lengths, 16_384)] == [30, 30]
+    groups = [2_600] * 127  # 6 fit into one pass
+    assert sorted(len(rows) for rows in pack_evenly(groups, 16_384)) == [5] * 5 + [6] * 17
 
 
 @given(

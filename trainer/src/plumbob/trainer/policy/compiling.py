@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
+import torch._inductor.config
 from plumbob.trainer.distributed.base import decoder_layers
 from transformers import PreTrainedModel
 
@@ -41,6 +42,10 @@ def compile_layers(model: PreTrainedModel, kind: str, backend: Any = "inductor")
     # weights in bfloat16.
     for ban in ("ban_recompute_materialized_backward", "ban_recompute_used_far_apart"):
         setattr(torch._functorch.config, ban, False)
+    # Otherwise the norms' backward pass has one kernel for many tokens and others for few, and a step whose last microbatch is
+    # small compiles the layers once more: 9 s of a first step.
+    inductor: Any = torch._inductor.config
+    inductor.triton.mix_order_reduction_non_strict_mode = True
     if kind != "zero3":
         # With frozen embeddings, the first layer's input alone needs no gradient: it would be compiled once more.
         model.get_input_embeddings().register_forward_hook(

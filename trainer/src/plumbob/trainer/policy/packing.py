@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import heapq
 from collections.abc import Sequence
 
 import torch
@@ -30,23 +30,21 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return microbatches
 
 
-SLACKS = (1.0, 1.02, 1.05, 1.1)
-"""How much larger than their mean the fullest microbatch may be where they are balanced; the first that works is taken."""
-
-
 def pack_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """`pack`, with as many microbatches, but of about equal size where that is possible.
 
-    First fit fills all but the last one, whose few tokens a GPU computes no faster than many, and for whose size
-    torch.compile may compile the layers once more.
+    First fit fills all but the last one, whose few tokens a GPU computes no faster than many. Here each row, the longest
+    first, goes to the microbatch with the fewest tokens (Graham, "Bounds on multiprocessing timing anomalies", 1969).
     """
     fewest = pack(lengths, max_tokens)
-    mean = sum(lengths) / max(len(fewest), 1)
-    for slack in SLACKS:
-        even = pack(lengths, min(math.ceil(mean * slack), max_tokens))
-        if len(even) == len(fewest):
-            return even
-    return fewest
+    even: list[list[int]] = [[] for _ in fewest]
+    loads = [(0, k) for k in range(len(fewest))]
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        load, k = loads[0]
+        even[k].append(i)
+        heapq.heapreplace(loads, (load + lengths[i], k))
+    fullest = max((sum(lengths[i] for i in rows) for rows in fewest), default=0)
+    return even if max(loads, default=(0, 0))[0] <= fullest else fewest
 
 
 def by_prompt(prompts: Sequence[Sequence[int]], shortest: int) -> list[list[int]]:

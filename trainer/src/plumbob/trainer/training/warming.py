@@ -66,9 +66,9 @@ def _train(policy: Policy, config: TrainConfig, vocab: int) -> None:
     rows = [Sample(prompt + end, mask, [0.0] * length, 0.0, "warm", "", False) for end in ends]
     for _ in range(2):  # the second one finds the gradients of the first
         policy.sharding.backward(policy.score(rows, config.temperature).logprobs.sum(), last=True)
-    with torch.no_grad():
-        policy.score(rows[:1], 1.0)  # what a recorded step compares with the engine
     compile_for(policy.device, vocab, config.temperature, config.bf16)
+    with torch.no_grad():  # last, because only a step with a reference or several updates needs it
+        policy.score(rows[:1], config.temperature)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.inference.paged import engine as paged
+from plumbob.trainer.inference.paged import forward
 from plumbob.trainer.inference.paged.decoding import UNIFORMS
 from plumbob.trainer.inference.paged.engine import PagedEngine
 from plumbob.trainer.inference.paged.opening import open_paged
@@ -292,6 +293,16 @@ def test_what_a_loop_left_when_its_last_rollout_was_cancelled_holds_up_no_other(
         assert not engine.busy and engine.pool.available == engine.pool.count - 1
         said = [asyncio.run(ask(engine)), runner.run(ask(engine)), asyncio.run(ask(make_engine(qwen2)))]
     assert said[0].token_ids == said[1].token_ids == said[2].token_ids
+
+
+def test_tokens_do_not_depend_on_how_many_rows_have_logits_at_once(qwen2, monkeypatch):
+    weights = Weights.of(qwen2, 16)
+    hidden = torch.randn(10, weights.embed.shape[1])
+    uniforms, temperatures = torch.rand(10, dtype=torch.float64), torch.linspace(0, 2, 10)
+    ids, logprobs = forward.draw(weights, hidden, temperatures, uniforms)
+    monkeypatch.setattr(forward, "rows_at_once", lambda head: 3)
+    again = forward.draw(weights, hidden, temperatures, uniforms)
+    assert torch.equal(ids, again[0]) and torch.allclose(logprobs, again[1], atol=1e-5)
 
 
 def test_logits_that_are_not_numbers_fail_that_rollout_by_name(qwen2, run_async):

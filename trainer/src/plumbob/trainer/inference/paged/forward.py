@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from plumbob.trainer.inference.paged import attention, fused
-from plumbob.trainer.inference.paged.sampling import ROWS, sample
+from plumbob.trainer.inference.paged.sampling import rows_at_once, sample
 from plumbob.trainer.inference.paged.weights import Layer, Weights
 from plumbob.trainer.policy.packed_attention import Seen, has_flash
 from torch.nn.functional import linear, rms_norm
@@ -124,9 +124,9 @@ def draw(
     weights: Weights, hidden: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token per row, a few rows at a time: ids [B] and log-probabilities [B]. See `sampling.sample`."""
-    parts = []
-    for start in range(0, len(hidden), ROWS):
-        rows = slice(start, start + ROWS)
+    parts, most = [], rows_at_once(weights.head)
+    for start in range(0, len(hidden), most):
+        rows = slice(start, start + most)
         parts.append(sample(logits(weights, hidden[rows]), temperature[rows], uniforms[rows]))
     ids, logprobs = zip(*parts, strict=True)
     return torch.cat(ids), torch.cat(logprobs)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import torch
 from plumbob.trainer.inference.paged import fused
+from plumbob.trainer.policy.gpu_memory import total_memory
 
 BLOCK = 512
 """Vocabulary entries that are summed first; the token is then searched among the blocks, and within one block."""
 ROWS = 512
 """Most rows whose logits exist at once: 297 MiB in float32 for a vocabulary of 152 thousand."""
+SHARE = 256
+"""The logits that exist at once take at most one part in so many of a GPU's memory."""
+
+
+def rows_at_once(head: torch.Tensor) -> int:
+    """How many rows may have logits at once: [rows, V] in float32. `head`: [V, H], the weights that they are computed with."""
+    return max(min(ROWS, total_memory(head.device) // (SHARE * 4 * len(head))), 1) if head.is_cuda else ROWS
 
 
 def sample(

@@ -11,6 +11,7 @@ python=${PYTHON:-python3}
 shape=${1:?a shape, as 1.5b} tokenizer=${2:?a folder with a tokenizer} data=${3:?a folder with train.jsonl} out=${4:-/tmp/first_step}
 mkdir -p "$out"
 [ -d "$out/model" ] || $python tools/gpu/shapes.py "$shape" "$tokenizer" "$out/model"
+unset PYTHONDONTWRITEBYTECODE
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TORCHINDUCTOR_CACHE_DIR=$out/compiled
 unset TRITON_CACHE_DIR
 rm -rf "$out/compiled" "$out/cold" "$out/warm"

@@ -15,6 +15,7 @@ lora) trained=(--peft --learning-rate 5e-5) ;;
 *) echo "the first argument is full or lora, not $arm" >&2; exit 2 ;;
 esac
 mkdir -p "$out"
+unset PYTHONDONTWRITEBYTECODE
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 $python -m plumbob.trainer gsm8k --datasets "$data" --answer-style boxed --model "$model" --engine "${ENGINE:-paged}" --bf16 \
     --max-steps 48 --num-generations 8 --batch-size 128 --gradient-accumulation-steps 8 --max-tokens 320 --max-context 1024 \

@@ -1,7 +1,9 @@
 """A run's start: its parts in seconds, and what compiles for it in a process of its own."""
 
+import importlib
 import json
 import pickle
+import sys
 
 import pytest
 import torch
@@ -24,6 +26,18 @@ def test_the_parts_of_a_start_are_kept_and_add_up(tmp_path):
     start.lap("tasks")
     start.first_step_ended(tmp_path, rollouts=0.0)
     assert list(json.loads((tmp_path / start.FILE).read_text())) == ["tasks", "first rollouts", "first training"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_modules_that_python_compiles_for_each_run_are_told(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", not kept)
+    monkeypatch.setattr(start, "MANY", 1)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"of_this_run_{kept}.py").write_text("")
+    importlib.import_module(f"of_this_run_{kept}")
+    start.begin()
+    start.lap("imports")
+    assert start.first_step_ended(tmp_path, 0.0).endswith("while PYTHONDONTWRITEBYTECODE is set") is not kept
 
 
 def test_the_model_that_is_compiled_has_the_layers_of_the_run_and_its_weights_fit_into_bfloat16():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,6 +12,8 @@ from pathlib import Path
 from plumbob.console.files import write_whole
 
 FILE = "start.json"
+MANY = 1000
+"""Modules whose compilation takes seconds."""
 
 _parts: dict[str, float] = {}
 _last = time.monotonic()
@@ -38,7 +41,19 @@ def first_step_ended(directory: Path, rollouts: float) -> str:
     step = _parts.pop("training")
     parts = {**_parts, "first rollouts": min(rollouts, step), "first training": max(step - rollouts, 0.0)}
     write_whole(directory / FILE, json.dumps(parts, indent=2))
-    return described(parts)
+    return described(parts) + _compiled_anew()
+
+
+def _compiled_anew() -> str:
+    """The rest of the line if Python has compiled the modules for this run, and will for the next: two thirds of the imports."""
+    if not sys.dont_write_bytecode:
+        return ""
+    specs = [getattr(module, "__dict__", {}).get("__spec__") for module in list(sys.modules.values())]
+    anew = sum(not Path(file).exists() for spec in specs if (file := getattr(spec, "cached", None)))
+    told = (
+        f"; Python compiled {anew} modules for the imports, as it will in each run while PYTHONDONTWRITEBYTECODE is set"
+    )
+    return told if anew >= MANY else ""
 
 
 def read(directory: Path) -> dict[str, float]:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from plumbob.rollout import to_sample
+from plumbob.testing.quick_runs import quick_config, traces
 from plumbob.trainer.cli.evaluate import evaluate_app
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy.loading import load_tokenizer
-from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training.train import run
-from verifiers.v1.trace import WireTrace
 
 pytestmark = pytest.mark.pretrained
 
@@ -35,28 +34,17 @@ def model() -> Generator[str]:
 def directory(model, tmp_path_factory) -> Path:
     """The run directory of one GRPO step with LoRA: 4 rollouts of up to 16 tokens of one task."""
     folder = tmp_path_factory.mktemp("pretrained")
-    config = TrainConfig(
-        model=model,
-        env="gsm8k",
-        env_args=("datasets=synthetic",),
-        max_steps=1,
-        batch_size=4,
-        gradient_accumulation_steps=1,
-        num_generations=4,
-        max_tokens=16,
-        eval_examples=1,
-        peft=True,
-        # Whether an answer ends in time is what the rewards of a model tell apart that has not learned the task.
-        overlong="penalise",
-        output_dir=str(folder),
-        run_name="r",
+    settings = {"env": "gsm8k", "env_args": ("datasets=synthetic",), "max_steps": 1, "max_tokens": 16}
+    # Whether an answer ends in time is what the rewards of a model tell apart that has not learned the task.
+    config = quick_config(
+        folder, model=model, batch_size=4, eval_examples=1, peft=True, overlong="penalise", **settings
     )
     assert run(config) == 0
     return folder / "r"
 
 
 def test_a_step_trains_on_rollouts_whose_probabilities_trainer_and_engine_share(directory):
-    (row,) = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    (row,) = read_metrics(directory)
     assert row["rollout/count"] == 4 and row["rollout/errored"] == 0
     assert row["sync/parity"] < 1e-4 and row["sync/sampling_gap"] < 1e-4
     assert (directory / "model" / "config.json").is_file()
@@ -64,10 +52,9 @@ def test_a_step_trains_on_rollouts_whose_probabilities_trainer_and_engine_share(
 
 def test_rows_hold_what_the_model_sampled_and_the_templates_own_tokens_between(directory, model):
     tokenizer = load_tokenizer(model)
-    lines = trace_files.read(directory / "traces" / "step_1.jsonl.gz").splitlines()
-    assert len(lines) == 4
-    for line in lines:
-        trace = WireTrace.model_validate_json(line)
+    rollouts = traces(directory, 1)
+    assert len(rollouts) == 4
+    for trace in rollouts:
         sample = to_sample(trace, "g")
         text = tokenizer.decode(sample.token_ids)
         assert text.startswith("<|im_start|>") and "<|im_start|>assistant\n" in text

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.rollout import Chat
+from plumbob.testing.handmade_runs import stored
+from plumbob.testing.quick_runs import quick_config
 from plumbob.testing.vllm_double import Double, serving
 from plumbob.trainer.cli import doctor as doctor_cli
 from plumbob.trainer.cli import evaluate as evaluate_cli
@@ -39,7 +41,6 @@ from plumbob.trainer.inference.load import load_engine
 from plumbob.trainer.policy.loading import load_tokenizer
 from plumbob.trainer.rollouts.tasks import load_evaluation_tasks
 from plumbob.trainer.rollouts.templates import check_template
-from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.serving.server import load_server, running
 from plumbob.trainer.training.train import run as train
 
@@ -324,11 +325,8 @@ def test_thinking_that_a_chat_server_would_drop_is_said():
 
 @pytest.mark.slow
 def test_a_run_keeps_its_template_whatever_becomes_of_the_file(tmp_path, plain, capsys):
-    config = TrainConfig(
-        chat_template=(str(plain), "mood=calm"), max_steps=1, batch_size=8, num_generations=4,
-        gradient_accumulation_steps=1, max_tokens=8, max_turns=2, eval_examples=0, output_dir=str(tmp_path), run_name="r",
-    )  # fmt: skip
-    assert train(config) == 0
+    settings = {"max_steps": 1, "batch_size": 8, "max_tokens": 8, "max_turns": 2}
+    assert train(quick_config(tmp_path, chat_template=(str(plain), "mood=calm"), **settings)) == 0
     shown = " ".join(" ".join(capsys.readouterr()).split())
     assert "the chat template of tiny has no place for tools: they are described in the system message" in shown
     run = tmp_path / "r"
@@ -343,8 +341,7 @@ def test_a_run_keeps_its_template_whatever_becomes_of_the_file(tmp_path, plain, 
     train_cli.check_before_loading(resumed, folder)
     for model in (run, run / "model"):
         assert load_tokenizer(str(model)).chat_template == used
-    records = [json.loads(line) for line in trace_files.read(trace_files.stored_steps(run)[2]).splitlines()]
-    rows = [load_tokenizer("tiny").decode([i for node in r["nodes"] for i in node["token_ids"]]) for r in records]
+    rows = [load_tokenizer("tiny").decode([i for n in t["nodes"] for i in n["token_ids"]]) for t in stored(run, 2)]
     assert all("<|im_start|>assistant\n(calm) " in row and "!<|im_end|>" not in row for row in rows)
     with pytest.raises(UserError, match="keeps the run's own --chat-template"):
         train_cli.configure({"resume": str(run), "chat_template": ["other.jinja"]})

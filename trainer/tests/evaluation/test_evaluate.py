@@ -12,9 +12,9 @@ import pytest
 import torch
 from plumbob.console import UserError
 from plumbob.rollout import EngineError, ScriptedChat
+from plumbob.testing.quick_runs import quick_config
 from plumbob.trainer.cli import evaluate as cli
 from plumbob.trainer.config.evaluate import EvaluateConfig
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.benchmark import _folder
 from plumbob.trainer.evaluation.results import read_records, rows_of
 from plumbob.trainer.evaluation.run import run
@@ -156,11 +156,7 @@ def test_resuming_goes_on_when_what_is_left_fails_again(evaluate, tmp_path, monk
 @pytest.mark.slow
 def test_a_replay_of_training_traces_scores_alike_and_notices_a_change(tmp_path, evaluate, capsys):
     """Evaluation and training score one transcript the same, and where they do not, it is seen."""
-    config = TrainConfig(
-        max_steps=1, batch_size=16, gradient_accumulation_steps=1, num_generations=4, max_tokens=48, eval_examples=0,
-        output_dir=str(tmp_path), run_name="run",
-    )  # fmt: skip
-    assert train(config) == 0
+    assert train(quick_config(tmp_path, "run", max_steps=1, max_tokens=48)) == 0
     file = tmp_path / "run" / "traces" / "step_1.jsonl.gz"
     evaluate(run_name="replayed", replay=str(file), num_examples=None)
     assert "16 of 16 rewards equal" in capsys.readouterr().out
@@ -179,11 +175,7 @@ def test_a_run_directory_is_a_model(tmp_path, evaluate):
     """What `train` saved is evaluated by the run's name; an adapter is merged into its base."""
     for peft in (False, True):
         name = f"peft-{peft}"
-        config = TrainConfig(
-            max_steps=1, batch_size=16, gradient_accumulation_steps=1, num_generations=4, max_tokens=48, eval_examples=0,
-            learning_rate=0.1, peft=peft, output_dir=str(tmp_path), run_name=name,
-        )  # fmt: skip
-        assert train(config) == 0
+        assert train(quick_config(tmp_path, name, max_steps=1, max_tokens=48, learning_rate=0.1, peft=peft)) == 0
         by_run = scores(evaluate(run_name=f"a-{name}", model=str(tmp_path / name)))
         step = tmp_path / name / "checkpoints" / "step_1"
         assert by_run == scores(evaluate(run_name=f"b-{name}", model=str(step / "model")))

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.testing.small_models import small_model
-from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
@@ -21,6 +20,7 @@ from plumbob.trainer.inference.paged.engine import PagedEngine
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.policy.forward_plan import plan_forward
 from plumbob.trainer.policy.gpu_memory import Memory
+from plumbob.trainer.run_files.run_directory import run_config
 from plumbob.trainer.training import setup
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
@@ -113,7 +113,7 @@ def opened(config: TrainConfig, resume_from=None):
     made = set_up(config, World(0, 1, CPU), resume_from)
     with made.lock:
         made.engine.close()
-    saved = TrainConfig(**read_toml(made.directory / "config.toml", TrainConfig))
+    saved = run_config(made.directory)
     assert made.config.engine == saved.engine
     return made.engine, saved
 
@@ -123,8 +123,7 @@ def test_a_run_records_the_engine_that_was_chosen_and_is_resumed_with_it(tmp_pat
     monkeypatch.setattr(choice, "why_not_paged", lambda *situation: "")
     assert run(config_of(tmp_path)) == 0
     monkeypatch.undo()
-    saved = TrainConfig(**read_toml(tmp_path / "r" / "config.toml", TrainConfig))
-    engine, saved = opened(replace(saved, max_steps=2), tmp_path / "r")
+    engine, saved = opened(replace(run_config(tmp_path / "r"), max_steps=2), tmp_path / "r")
     assert isinstance(engine, PagedEngine) and saved.engine == "paged"
     engine, saved = opened(replace(saved, engine="auto"), tmp_path / "r")  # choose again, on this machine
     assert isinstance(engine, TransformersEngine) and saved.engine == "transformers"
@@ -134,7 +133,7 @@ def test_a_run_records_the_engine_that_was_chosen_and_is_resumed_with_it(tmp_pat
 def test_a_recorded_engine_that_this_machine_has_no_memory_for_is_one_sentence(tmp_path, monkeypatch):
     assert run(config_of(tmp_path, engine="paged")) == 0
     monkeypatch.setattr(opening, "memory_of", lambda device: Memory(2 * 10**6, 10**9))
-    saved = TrainConfig(**read_toml(tmp_path / "r" / "config.toml", TrainConfig))
+    saved = run_config(tmp_path / "r")
     with pytest.raises(opening.UserError, match="one rollout of --max-context 4096 .* use --engine transformers"):
         set_up(replace(saved, max_steps=2), World(0, 1, CPU), tmp_path / "r")
     assert opened(replace(saved, max_steps=2, engine="transformers"), tmp_path / "r")[1].engine == "transformers"

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.testing.faulty.catalogue import FAULTS
 from plumbob.testing.handmade_runs import GROUP, make_run, stored, tiny_tokenizer
+from plumbob.testing.quick_runs import quick_config
 from plumbob.trainer.cli import report as cli
 from plumbob.trainer.config.bundled_models import bundled_folder
 from plumbob.trainer.config.train import TrainConfig
@@ -28,15 +29,6 @@ from plumbob.trainer.report.write import page, read
 from plumbob.trainer.run_files.token_record import expand, run_lengths
 from plumbob.trainer.training import finish
 from plumbob.trainer.training.train import run
-
-QUICK = {
-    "batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 40,
-    "max_steps": 2,
-    "eval_examples": 0,
-}
 
 
 @pytest.fixture
@@ -192,7 +184,7 @@ def test_the_page_asks_the_network_nothing(tmp_path):
     "settings", [{"kl_beta": 0.1}, {"num_iterations": 2, "num_minibatches": 2, "scale_rewards": "group"}]
 )
 def test_stored_rollouts_hold_what_training_computed(tmp_path, settings):
-    assert run(TrainConfig(**QUICK, output_dir=str(tmp_path), run_name="r", **settings)) == 0
+    assert run(quick_config(tmp_path, max_steps=2, **settings)) == 0
     directory = tmp_path / "r"
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows, start=1):
@@ -227,11 +219,11 @@ def test_stored_rollouts_hold_what_training_computed(tmp_path, settings):
 
 @pytest.mark.slow
 def test_the_loss_mask_of_a_row_is_stored_where_it_is_not_what_was_sampled(tmp_path):
-    assert run(TrainConfig(**QUICK | {"max_steps": 1}, output_dir=str(tmp_path), run_name="healthy")) == 0
+    assert run(quick_config(tmp_path, "healthy", max_steps=1)) == 0
     assert not any("loss_mask" in trace["info"]["training"] for trace in stored(tmp_path / "healthy", 1))
     assert set(collect([tmp_path / "healthy"]).index["odd"]) == {-1}
     with FAULTS["loss on all that follows the first prompt"].injected("lookup"):
-        assert run(TrainConfig(**QUICK | {"max_steps": 1}, output_dir=str(tmp_path), run_name="faulty")) == 0
+        assert run(quick_config(tmp_path, "faulty", max_steps=1)) == 0
     found, with_results = collect([tmp_path / "faulty"]).index["odd"], 0
     for trace, odd in zip(stored(tmp_path / "faulty", 1), found, strict=True):
         mask = [value for node in trace["nodes"] for value in node["mask"]]
@@ -250,7 +242,7 @@ def test_the_loss_mask_of_a_row_is_stored_where_it_is_not_what_was_sampled(tmp_p
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_run_writes_its_report(tmp_path, capsys, monkeypatch):
-    assert run(TrainConfig(**QUICK, output_dir=str(tmp_path), run_name="r")) == 0
+    assert run(quick_config(tmp_path, max_steps=2)) == 0
     assert f"report           {tmp_path}/r/report.html" in capsys.readouterr().out
     assert (tmp_path / "r" / "report.html").stat().st_size > 10_000
 
@@ -258,5 +250,5 @@ def test_a_run_writes_its_report(tmp_path, capsys, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(finish, "write_at_end", broken)
-    assert run(TrainConfig(**QUICK, output_dir=str(tmp_path), run_name="full")) == 0
+    assert run(quick_config(tmp_path, "full", max_steps=2)) == 0
     assert "The report could not be written (OSError: no space left). Try:  report" in capsys.readouterr().err

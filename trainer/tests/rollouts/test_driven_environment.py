@@ -1,32 +1,22 @@
 """A game in which the environment is the user trains, from its id for verifiers to the weight update."""
 
-import json
-
 import pytest
 from plumbob.rollout import to_sample
+from plumbob.testing.quick_runs import quick_config, traces
 from plumbob.testing.upstream_style import FOLDER
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy.loading import load_tokenizer
-from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training.train import run
-from verifiers.v1.trace import WireTrace
-
-QUICK = {
-    "batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 128,
-    "eval_examples": 4,
-}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opens", ["false", "true"])
 def test_a_game_trains_and_its_rows_are_exact(tmp_path, monkeypatch, capsys, opens):
     monkeypatch.syspath_prepend(FOLDER)
-    settings = {**QUICK, "max_steps": 3, "output_dir": str(tmp_path), "run_name": "r", "model": "tiny-gsm8k"}
-    assert run(TrainConfig(env="number-game", env_args=(f"opens={opens}", "guesses=3"), **settings)) == 0
-    metrics = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
+    settings = {"max_steps": 3, "max_tokens": 128, "eval_examples": 4, "model": "tiny-gsm8k"}
+    config = quick_config(tmp_path, env="number-game", env_args=(f"opens={opens}", "guesses=3"), **settings)
+    assert run(config) == 0
+    metrics = read_metrics(tmp_path / "r")
     assert [row["step"] for row in metrics] == [1, 2, 3]
     for row in metrics:
         assert row["rollout/errored"] == 0 and row["rollout/turns"] > 2
@@ -35,10 +25,9 @@ def test_a_game_trains_and_its_rows_are_exact(tmp_path, monkeypatch, capsys, ope
     assert "generates tasks without end" in capsys.readouterr().err
 
     tokenizer = load_tokenizer("tiny-gsm8k")
-    lines = trace_files.read(tmp_path / "r/traces/step_1.jsonl.gz").splitlines()
-    traces = [WireTrace.model_validate_json(line) for line in lines]
-    assert len(traces) == 16 and max(trace.num_turns for trace in traces) > 1
-    for trace in traces:
+    rollouts = traces(tmp_path / "r", 1)
+    assert len(rollouts) == 16 and max(trace.num_turns for trace in rollouts) > 1
+    for trace in rollouts:
         row = to_sample(trace, "g")
         assert row.num_sampled == sum(trace.calls[i].usage.completion_tokens for i in range(trace.num_turns))
         assert all((p < 0) or sampled for p, sampled in zip(row.sampling_logprobs, row.loss_mask, strict=True) if p)

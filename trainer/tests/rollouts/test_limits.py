@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 
 import pytest
 import verifiers.v1 as vf
@@ -20,8 +21,8 @@ from plumbob.console import INTERRUPTED, UserError
 from plumbob.doctor.causes import CAUSES
 from plumbob.rollout import Sample
 from plumbob.testing import hanging
+from plumbob.testing.quick_runs import quick_config
 from plumbob.trainer.algorithm.advantages import compute_advantages
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.rollouts.batch import NOT_FINITE_LOGPROB, Batch, discard_stale, nothing_to_use
 from plumbob.trainer.run_files.run_directory import read_metrics
@@ -30,20 +31,12 @@ from plumbob.trainer.training.finish import _warnings
 from plumbob.trainer.training.metrics import batch_metrics
 from plumbob.trainer.training.train import run
 
-QUICK = {
-    "batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 24,
-    "max_steps": 2,
-    "eval_examples": 0,
-    "max_seconds": 2.5,
-}
+config_of = partial(quick_config, max_tokens=24, max_steps=2, max_seconds=2.5)
 
 
 def train(folder, **settings):
     """Run training; returns the exit code and the rows of metrics."""
-    code = run(TrainConfig(**{**QUICK, "output_dir": str(folder), "run_name": "r", **settings}))
+    code = run(config_of(folder, **settings))
     return code, read_metrics(folder / "r")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from types import SimpleNamespace
 
@@ -11,11 +10,12 @@ import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console import UserError
-from plumbob.trainer.config.options import read_toml
+from plumbob.testing.handmade_runs import stored
+from plumbob.testing.quick_runs import quick_config, resume
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.rollouts.task_order import choose_order, difficulty, epoch_order
 from plumbob.trainer.rollouts.tasks import load_tasks
-from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training.train import run
 
 SYNTHETIC = {"env": "musique", "datasets": "synthetic", "eval_examples": 4}
@@ -128,23 +128,15 @@ def test_an_order_is_a_permutation_and_a_pure_function(order, seed, epoch, diffi
 @pytest.mark.slow
 def test_a_resumed_run_takes_the_tasks_of_an_uninterrupted_one(tmp_path):
     """Over the end of an epoch: 3 steps of 4 tasks from 10, stopped after the first step."""
-    settings = {
-        "task_order": "curriculum", "env_args": ("num_examples=10",), "batch_size": 8, "num_generations": 2,
-        "gradient_accumulation_steps": 1, "max_tokens": 24, "eval_examples": 0, "save_steps": 1,
-        "output_dir": str(tmp_path), "lr_scheduler_type": "constant",
-    }  # fmt: skip
-    assert run(TrainConfig(**settings, max_steps=3, run_name="whole")) == 0
-    assert run(TrainConfig(**settings, max_steps=1, run_name="parts")) == 0
-    saved = read_toml(tmp_path / "parts" / "config.toml", TrainConfig)
-    assert run(TrainConfig(**{**saved, "max_steps": 3}), tmp_path / "parts") == 0
+    settings = {"task_order": "curriculum", "env_args": ("num_examples=10",), "batch_size": 8, "num_generations": 2}
+    settings |= {"max_tokens": 24, "save_steps": 1, "lr_scheduler_type": "constant"}
+    assert run(quick_config(tmp_path, "whole", **settings, max_steps=3)) == 0
+    assert run(quick_config(tmp_path, "parts", **settings, max_steps=1)) == 0
+    assert resume(tmp_path / "parts", max_steps=3) == 0
 
     def keys(name: str) -> list[list[str]]:
-        files = trace_files.stored_steps(tmp_path / name)
-        return [
-            [json.loads(line)["task"]["key"] for line in trace_files.read(files[step]).splitlines()]
-            for step in (1, 2, 3)
-        ]
+        return [[trace["task"]["key"] for trace in stored(tmp_path / name, step)] for step in (1, 2, 3)]
 
     assert keys("whole") == keys("parts")
-    rows = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]
-    assert [json.loads(r)["reward/mean"] for r in rows[0]] == [json.loads(r)["reward/mean"] for r in rows[1]]
+    rows = [read_metrics(tmp_path / name) for name in ("whole", "parts")]
+    assert [row["reward/mean"] for row in rows[0]] == [row["reward/mean"] for row in rows[1]] != []

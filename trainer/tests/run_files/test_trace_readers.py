@@ -8,18 +8,13 @@ from pathlib import Path
 
 import pytest
 from plumbob.testing.kill_driver import metrics
+from plumbob.testing.quick_runs import quick_config
 from plumbob.trainer.cli import analyze, evaluate
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.trace_files import read, stored_steps
 from plumbob.trainer.training.train import run
 
 pytestmark = pytest.mark.slow
-
-SETTINGS = {
-    "batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 40, "max_steps": 3,
-    "eval_examples": 0,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +24,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     for name, most in (("all", trace_files.MOST_BYTES), ("thin", 1)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trace_files, "MOST_BYTES", most)
-            assert run(TrainConfig(**SETTINGS, output_dir=str(folder), run_name=name)) == 0
+            assert run(quick_config(folder, name, max_steps=3)) == 0
     shutil.copytree(folder / "all", folder / "old")
     for path in stored_steps(folder / "old").values():
         path.with_suffix("").write_text(read(path))

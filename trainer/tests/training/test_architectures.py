@@ -1,17 +1,15 @@
 """Whole runs on small random models of other architectures than the bundled one."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from plumbob.rollout import Sample, to_sample
+from plumbob.rollout import to_sample
+from plumbob.testing.quick_runs import quick_config, traces
 from plumbob.testing.small_models import VOCABULARY, small_model, write_small_model
-from plumbob.trainer.config.train import TrainConfig
-from plumbob.trainer.run_files import trace_files
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training.train import run
 from transformers import AutoModelForCausalLM
-from verifiers.v1.trace import WireTrace
 
 ENDS = range(300, 500)
 """With so many of the ids as end tokens, turns of a random model end after about three tokens, with many of them."""
@@ -19,26 +17,10 @@ ENDS = range(300, 500)
 
 def train(folder: Path, name: str) -> Path:
     """One step; half of the rollouts of a random model end in time, which is all that their rewards tell apart."""
-    config = TrainConfig(
-        model=str(write_small_model(name, folder / "model", ENDS)),
-        env="lookup",
-        max_steps=1,
-        output_dir=str(folder),
-        run_name="r",
-        batch_size=16,
-        gradient_accumulation_steps=1,
-        num_generations=4,
-        max_tokens=3,
-        eval_examples=2,
-        overlong="penalise",
-    )
-    assert run(config) == 0
+    model = str(write_small_model(name, folder / "model", ENDS))
+    settings = {"max_steps": 1, "max_tokens": 3, "eval_examples": 2, "overlong": "penalise"}
+    assert run(quick_config(folder, model=model, env="lookup", **settings)) == 0
     return folder / "r"
-
-
-def samples(directory: Path) -> list[Sample]:
-    lines = trace_files.read(directory / "traces" / "step_1.jsonl.gz").splitlines()
-    return [to_sample(WireTrace.model_validate_json(line), "g") for line in lines]
 
 
 @pytest.mark.slow
@@ -56,7 +38,7 @@ def test_a_step_trains_and_the_final_model_loads(name, lines, tmp_path, capsys):
     printed = capsys.readouterr().err
     assert all(line in printed for line in lines)
     assert ("of this model" in printed) == bool(lines)
-    (row,) = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    (row,) = read_metrics(directory)
     assert row["rollout/count"] == 16 and row["rollout/errored"] == 0
     assert row["sync/parity"] < 1e-5 and row["sync/sampling_gap"] < 1e-5
     final = AutoModelForCausalLM.from_pretrained(directory / "model", dtype=torch.float32)
@@ -70,7 +52,8 @@ def test_a_step_trains_and_the_final_model_loads(name, lines, tmp_path, capsys):
 @pytest.mark.slow
 def test_every_end_token_of_the_generation_config_ends_a_turn(tmp_path):
     seen = set()
-    for sample in samples(train(tmp_path, "llama")):
+    for trace in traces(train(tmp_path, "llama"), 1):
+        sample = to_sample(trace, "g")
         following = [*sample.loss_mask[1:], False]
         tokens = [
             (t, more) for t, mask, more in zip(sample.token_ids, sample.loss_mask, following, strict=True) if mask

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.testing import kill_driver
+from plumbob.testing.quick_runs import quick_config, resume
 from plumbob.trainer.algorithm.pass_at_k import ks_of, pass_at_k
-from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.evaluation.statistics import passes
 from plumbob.trainer.run_files.metric_names import check_metric
@@ -25,25 +26,8 @@ from plumbob.trainer.training.run import Best, Judged
 from plumbob.trainer.training.train import run
 from safetensors.torch import load_file
 
-QUICK = {
-    "batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 24,
-    "save_steps": 1,
-    "save_total_limit": 1,
-    "eval_examples": 4,
-    "eval_steps": 1,
-    "learning_rate": 1e-3,
-}
-
-
-def config_of(folder: Path, name: str = "r", **settings) -> TrainConfig:
-    return TrainConfig(**{**QUICK, "output_dir": str(folder), "run_name": name, **settings})
-
-
-def resume(directory: Path, **changes) -> int:
-    return run(TrainConfig(**{**read_toml(directory / "config.toml", TrainConfig), **changes}), directory)
+EACH_STEP = {"save_steps": 1, "save_total_limit": 1, "eval_examples": 4, "eval_steps": 1}
+config_of = partial(quick_config, batch_size=8, max_tokens=24, learning_rate=1e-3, **EACH_STEP)
 
 
 def steps_of(directory: Path) -> list[str]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from plumbob.console import UserError
+from plumbob.testing.quick_runs import quick_config
 from plumbob.testing.step_gradients import make_run
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
@@ -30,11 +31,8 @@ def bytes_of(folder: Path) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("peft", [False, True])
 def test_a_run_writes_what_it_said(tmp_path, capfd, peft):
-    settings = {
-        "batch_size": 32, "gradient_accumulation_steps": 1, "num_generations": 8, "max_tokens": 64, "max_steps": 2,
-        "max_context": 512, "eval_examples": 0, "save_steps": 1, "peft": peft,
-    }  # fmt: skip
-    assert run(TrainConfig(**settings, output_dir=str(tmp_path), run_name="r")) == 0
+    settings = {"batch_size": 32, "num_generations": 8, "max_tokens": 64, "max_steps": 2, "max_context": 512}
+    assert run(quick_config(tmp_path, **settings, save_steps=1, peft=peft)) == 0
     directory = tmp_path / "r"
     (told,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("Disk: ")]
     traces, _, checkpoint, model = (in_bytes(text) for text in re.findall(r"[\d.]+ [kM]B", told)[:4])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ import torch
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.testing import kill_driver
 from plumbob.testing.kill_driver import metrics
+from plumbob.testing.quick_runs import quick_config, resume
 from plumbob.testing.step_gradients import make_run, relative_difference, samples
 from plumbob.trainer.algorithm.advantages import compute_advantages
-from plumbob.trainer.config.options import flag, read_toml
+from plumbob.trainer.config.options import flag
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.base import Replicated
 from plumbob.trainer.distributed.world import World
@@ -41,29 +43,12 @@ from plumbob.trainer.training.minibatches import make_minibatches
 from plumbob.trainer.training.train import run
 from safetensors.torch import load_file
 
-QUICK = {
-    "batch_size": 12,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 40,
-    "max_steps": 4,
-    "save_steps": 1,
-    "eval_examples": 4,
-    "learning_rate": 1e-3,
-}
-
-
-def config_of(folder: Path, name: str, **settings) -> TrainConfig:
-    return TrainConfig(**{**QUICK, "output_dir": str(folder), "run_name": name, **settings})
-
-
-def resume(directory: Path, **changed) -> int:
-    return run(TrainConfig(**{**read_toml(directory / "config.toml", TrainConfig), **changed}), directory)
+config_of = partial(quick_config, batch_size=12, max_steps=4, save_steps=1, eval_examples=4, learning_rate=1e-3)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A run of QUICK's settings that was left alone."""
+    """A run that was left alone."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert run(config_of(folder, "r")) == 0
     return folder / "r"

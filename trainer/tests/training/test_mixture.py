@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.testing import kill_driver
+from plumbob.testing.quick_runs import quick_config, resume
 from plumbob.trainer.cli.train import configure
-from plumbob.trainer.config.options import read_toml
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.report.rollouts import collect
 from plumbob.trainer.rollouts.selection import schedule
 from plumbob.trainer.run_files import trace_files
@@ -23,9 +22,8 @@ from plumbob.trainer.run_files.metric_names import describe
 from plumbob.trainer.training.train import run
 
 BOTH = {
-    "env": ("lookup:2", "gsm8k:1"), "env_args": ("gsm8k.datasets=synthetic", "lookup.max_hops=2"), "batch_size": 16,
-    "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 24, "eval_examples": 3, "save_steps": 1,
-    "learning_rate": 1e-3, "lr_scheduler_type": "constant",
+    "env": ("lookup:2", "gsm8k:1"), "env_args": ("gsm8k.datasets=synthetic", "lookup.max_hops=2"), "max_tokens": 24,
+    "eval_examples": 3, "save_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant",
 }  # fmt: skip
 
 
@@ -76,12 +74,10 @@ def environments_of(directory: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_a_run_of_two_environments_and_its_resumption(tmp_path):
-    settings = {**BOTH, "output_dir": str(tmp_path)}
-    assert run(TrainConfig(**settings, max_steps=3, run_name="whole")) == 0
-    assert run(TrainConfig(**settings, max_steps=1, run_name="parts")) == 0
+    assert run(quick_config(tmp_path, "whole", **BOTH, max_steps=3)) == 0
+    assert run(quick_config(tmp_path, "parts", **BOTH, max_steps=1)) == 0
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    saved = read_toml(parts / "config.toml", TrainConfig)
-    assert run(TrainConfig(**{**saved, "max_steps": 3}), parts) == 0
+    assert resume(parts, max_steps=3) == 0
     rows = kill_driver.metrics(whole)
     assert [without_evaluations(row) for row in rows] == [
         without_evaluations(row) for row in kill_driver.metrics(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,15 +11,16 @@ from plumbob.doctor import record, stages
 from plumbob.doctor.reference.model import load
 from plumbob.doctor.reference.rows import load_tokenizer
 from plumbob.rollout import Sample
+from plumbob.testing.quick_runs import quick_config
 from plumbob.trainer.algorithm.advantages import step_advantages
 from plumbob.trainer.algorithm.losses import try_own_loss
 from plumbob.trainer.algorithm.own_functions import OwnFunctionError
 from plumbob.trainer.cli.train import check_before_loading, configure
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training.train import run
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "training.md"
-QUICK = {"batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 40, "eval_examples": 0}
 OPTIONS = {"loss": "loss", "baseline": "advantages", "trained_reward": "reward"}
 
 LIKE_BUILT_IN = """
@@ -40,9 +40,8 @@ def reward(rollouts, settings):
 
 
 def train(folder: Path, name: str, steps: int = 2, **settings) -> list[dict]:
-    values = {**QUICK, "output_dir": str(folder), "run_name": name, "max_steps": steps, **settings}
-    assert run(TrainConfig(**values)) == 0
-    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    assert run(quick_config(folder, name, max_steps=steps, **settings)) == 0
+    return read_metrics(folder / name)
 
 
 def test_own_functions_that_compute_what_the_built_in_ones_do_train_the_same(tmp_path: Path) -> None:
@@ -178,8 +177,8 @@ def test_a_mistake_in_a_later_step_ends_the_run_and_loses_nothing(
         "        raise ValueError('too late')\n"
         "    return [r.reward - 0.5 for r in rollouts]\n"
     )
-    own = {"baseline": f"{tmp_path}/late.py:advantages", "output_dir": str(tmp_path), "run_name": "late"}
-    assert run(TrainConfig(**QUICK, **own, max_steps=5, save_steps=1000)) == 2
+    own = f"{tmp_path}/late.py:advantages"
+    assert run(quick_config(tmp_path, "late", baseline=own, max_steps=5, save_steps=1000)) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "Stopped in step 3: --advantage: " in said and "late.py, line 5: ValueError: too late" in said
     assert (tmp_path / "late" / "checkpoints" / "step_2").is_dir() and "Resume with: train --resume" in said

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from plumbob.doctor import record as records
 from plumbob.doctor import stages
 from plumbob.doctor.reference.model import load
 from plumbob.doctor.reference.rows import load_tokenizer
-from plumbob.trainer.config.train import TrainConfig
+from plumbob.testing.quick_runs import quick_config
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.doctor.live import load_subject, record_steps
 from plumbob.trainer.rollouts.collect import RolloutSource
@@ -26,15 +27,7 @@ from plumbob.trainer.training.step import train_step
 from plumbob.trainer.training.train import run
 
 HERE = World(0, 1, torch.device("cpu"))
-QUICK = {
-    "batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 40,
-    "eval_examples": 0,
-    "max_steps": 4,
-    "learning_rate": 1e-3,
-}
+config_of = partial(quick_config, max_steps=4, learning_rate=1e-3)
 SETTINGS = [
     {},
     {"peft": True, "lora_dropout": 0.1, "bf16": True},
@@ -57,7 +50,7 @@ class Sink:
 
 def two_steps(folder: Path, wanted: bool, **settings) -> tuple[list[dict[str, float]], dict[str, torch.Tensor], Sink]:
     """(metrics of two steps, weights after them, the sink)."""
-    run_ = set_up(TrainConfig(**{**QUICK, "output_dir": str(folder), "run_name": str(wanted), **settings}), HERE, None)
+    run_ = set_up(config_of(folder, str(wanted), **settings), HERE, None)
     sink, found, interruption = Sink(wanted), [], Interruption()
     with run_.lock, closing(run_.engine), asyncio.Runner() as runner:
         source = RolloutSource(run_.sampler, HERE, runner, interruption, sink.wants)
@@ -128,7 +121,7 @@ def test_a_record_holds_what_the_step_did(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS[::2], ids=str)
 def test_all_stages_agree_with_a_healthy_run(tmp_path, settings):
-    subject = load_subject(TrainConfig(**{**QUICK, **settings}), HERE, tmp_path, lambda _: None, groups=4)
+    subject = load_subject(config_of(tmp_path, **settings), HERE, tmp_path, lambda _: None, groups=4)
     with closing(subject):
         kept = record_steps(subject, 2)
         before = {name: t.clone() for name, t in kept.live.tensors().items()}
@@ -144,7 +137,7 @@ def test_all_stages_agree_with_a_healthy_run(tmp_path, settings):
 
 
 def test_a_run_has_records_of_its_first_steps_also_after_it_was_resumed(tmp_path):
-    config = TrainConfig(**{**QUICK, "output_dir": str(tmp_path), "run_name": "r", "save_steps": 1})
+    config = config_of(tmp_path, save_steps=1)
     assert run(config) == 0
     folder = tmp_path / "r" / "records"
     assert sorted(p.name for p in folder.iterdir()) == [f"step_0000{k}.npz" for k in (1, 2, 3)]

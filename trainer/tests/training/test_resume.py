@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,39 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.testing import kill_driver
+from plumbob.testing.quick_runs import quick_config, resume
 from plumbob.trainer.algorithm.learning_rate import learning_rate
 from plumbob.trainer.cli.train import check_before_loading, configure
-from plumbob.trainer.config.options import read_toml
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.world import World
 from plumbob.trainer.run_files.manifest import damage, write_manifest
-from plumbob.trainer.run_files.run_directory import lock_directory, saved_checkpoints
+from plumbob.trainer.run_files.run_directory import lock_directory, run_config, saved_checkpoints
 from plumbob.trainer.training import restore
 from plumbob.trainer.training.setup import set_up
 from plumbob.trainer.training.train import run
 from transformers import get_scheduler
 
-QUICK = {
-    "batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 24,
-    "save_steps": 1,
-    "eval_examples": 2,
-    "learning_rate": 1e-3,
-}
-
-
-def config_of(folder: Path, name: str, **settings) -> TrainConfig:
-    return TrainConfig(**{**QUICK, "output_dir": str(folder), "run_name": name, **settings})
-
-
-def saved_config(directory: Path, **changes) -> TrainConfig:
-    return replace(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), **changes)
-
-
-def resume(directory: Path, start: Path | None = None, **changes) -> int:
-    return run(saved_config(directory, **changes), start or directory)
+config_of = partial(quick_config, batch_size=8, max_tokens=24, save_steps=1, eval_examples=2, learning_rate=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +113,7 @@ def test_a_run_of_a_time_when_an_option_had_another_name_is_resumed(four_steps, 
         path.write_text(text.replace("engine_memory", "vllm_memory"))
     for folder in directory.glob("checkpoints/step_*"):
         write_manifest(folder)
-    assert saved_config(directory).engine_memory == 0.4
+    assert run_config(directory).engine_memory == 0.4
     assert resume(directory, max_steps=4) == 0
 
 
@@ -159,9 +139,9 @@ def test_a_run_without_checkpoints_says_what_resuming_does(four_steps, tmp_path,
     directory = shutil.copytree(four_steps, tmp_path / "r")
     shutil.rmtree(directory / "checkpoints")
     with pytest.raises(UserError, match="has ended and its checkpoints are gone.*--model"):
-        check_before_loading(saved_config(directory), directory)
+        check_before_loading(run_config(directory), directory)
     (directory / "summary.json").unlink()
-    assert restore.choose_checkpoint(directory, saved_config(directory)) is None
+    assert restore.choose_checkpoint(directory, run_config(directory)) is None
     assert "has no checkpoint yet: the run begins again with its first step" in capsys.readouterr().err
     with pytest.raises(UserError, match="there is no checkpoint .*step_9; those of the run: step_2, step_3, step_4"):
         configure({"resume": str(four_steps / "checkpoints" / "step_9")})
@@ -189,7 +169,7 @@ def test_settings_that_config_toml_lost_are_those_of_the_checkpoint_and_are_name
 def test_the_optimizer_has_the_settings_that_are_given_on_resuming(four_steps, tmp_path):
     directory = shutil.copytree(four_steps, tmp_path / "r")
     changes = {"adam_beta1": 0.5, "adam_beta2": 0.7, "weight_decay": 0.1, "max_steps": 5}
-    resumed = set_up(saved_config(directory, **changes), World(0, 1, torch.device("cpu")), directory)
+    resumed = set_up(replace(run_config(directory), **changes), World(0, 1, torch.device("cpu")), directory)
     with resumed.lock:
         resumed.engine.close()
         (group,) = resumed.optimizer.param_groups

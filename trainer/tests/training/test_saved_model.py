@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from plumbob.testing.quick_runs import quick_config
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.policy.forward_plan import ForwardPlan, own_logprobs
 from plumbob.trainer.policy.loading import load_model
@@ -23,17 +24,7 @@ MODEL_BYTES = 4 * 363_936  # the bundled policy in float32
 @pytest.mark.parametrize(("free", "verdict"), [(2**40, "compared"), (MODEL_BYTES // 4, "not compared")])
 def test_a_model_is_compared_if_it_takes_at_most_half_of_the_free_memory(tmp_path, monkeypatch, free, verdict):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    config = TrainConfig(
-        batch_size=4,
-        gradient_accumulation_steps=1,
-        num_generations=2,
-        max_steps=1,
-        max_tokens=16,
-        eval_examples=0,
-        output_dir=str(tmp_path),
-        run_name="r",
-    )
-    assert run(config) == 0
+    assert run(quick_config(tmp_path, batch_size=4, num_generations=2, max_steps=1, max_tokens=16)) == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert ("saved_gap" in summary) == (verdict == "compared")
     if verdict == "not compared":

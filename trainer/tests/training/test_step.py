@@ -7,46 +7,34 @@ import json
 import math
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.rollout import EngineError
-from plumbob.trainer.config.options import read_toml
-from plumbob.trainer.config.train import TrainConfig
+from plumbob.testing.handmade_runs import stored
+from plumbob.testing.quick_runs import quick_config, resume
 from plumbob.trainer.inference.transformers.engine import TransformersEngine
 from plumbob.trainer.rollouts.collect import RolloutSource
-from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.manifest import write_manifest
+from plumbob.trainer.run_files.run_directory import read_metrics, run_config
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.train import run
 
-QUICK = {
-    "batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 40,
-    "max_steps": 2,
-    "eval_examples": 0,
-    "learning_rate": 1e-3,
-    "lr_scheduler_type": "constant",
-}
+config_of = partial(quick_config, max_steps=2, learning_rate=1e-3, lr_scheduler_type="constant")
 
 
 def train(tmp_path: Path, name: str = "r", **settings) -> list[dict]:
     """The metrics of a run."""
-    assert run(TrainConfig(**{**QUICK, "output_dir": str(tmp_path), "run_name": name, **settings})) == 0
-    return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+    assert run(config_of(tmp_path, name, **settings)) == 0
+    return read_metrics(tmp_path / name)
 
 
 def state(directory: Path) -> dict:
     folder = checkpoint.latest(directory)
     assert folder is not None
     return json.loads((folder / "state.json").read_text())
-
-
-def traces(directory: Path, step: int) -> list[dict]:
-    return [json.loads(line) for line in trace_files.read(directory / "traces" / f"step_{step}.jsonl.gz").splitlines()]
 
 
 # The objective: each value of each option in one of these
@@ -183,7 +171,7 @@ def test_rollouts_beside_a_step_have_its_first_weights_and_are_the_same_again(tm
     train(tmp_path, "still", learning_rate=1e-12, **common)
     for name in ("ahead", "again"):
         train(tmp_path, name, max_staleness=1, **common)
-    ids = {name: [traces(tmp_path / name, step) for step in (1, 2, 3)] for name in ("still", "ahead", "again")}
+    ids = {name: [stored(tmp_path / name, step) for step in (1, 2, 3)] for name in ("still", "ahead", "again")}
     ids = {n: [[m["token_ids"] for t in step for m in t["nodes"]] for step in own] for n, own in ids.items()}
     assert ids["ahead"] == ids["again"] and ids["ahead"][:2] == ids["still"][:2] and ids["ahead"][2] != ids["still"][2]
 
@@ -198,8 +186,8 @@ def test_ctrl_c_while_the_next_rollouts_are_sampled_keeps_the_step(tmp_path, mon
         settle(self)
 
     monkeypatch.setattr(RolloutSource, "settle", asked)
-    settings = {**QUICK, "max_staleness": 1, "engine": engine, "output_dir": str(tmp_path), "run_name": "r"}
-    assert run(TrainConfig(**{**settings, "max_tokens": 400, "max_steps": 500})) == INTERRUPTED
+    config = config_of(tmp_path, max_staleness=1, engine=engine, max_tokens=400, max_steps=500)
+    assert run(config) == INTERRUPTED
     assert checkpoint.latest(tmp_path / "r") and len((tmp_path / "r/metrics.jsonl").read_text().splitlines()) == 1
 
 
@@ -224,13 +212,13 @@ def test_an_engine_failure_takes_its_whole_group(tmp_path, monkeypatch):
 def test_long_prompts_are_left_out(tmp_path, capfd):
     """Prompts with the tools' descriptions, as the model sees them."""
     train(tmp_path, "all", max_steps=1, env_args=("num_examples=64",))
-    lengths = sorted(first_prompt(trace) for trace in traces(tmp_path / "all", 1))
+    lengths = sorted(first_prompt(trace) for trace in stored(tmp_path / "all", 1))
     limit = lengths[len(lengths) // 2]
     capfd.readouterr()
     train(tmp_path, "short", max_steps=1, env_args=("num_examples=64",), max_prompt_length=limit)
     match = re.search(r"lookup: (\d+) training tasks", capfd.readouterr().err)
     assert match and 4 <= int(match[1]) <= 64
-    assert all(first_prompt(trace) <= limit for trace in traces(tmp_path / "short", 1))
+    assert all(first_prompt(trace) <= limit for trace in stored(tmp_path / "short", 1))
     with pytest.raises(UserError, match="all 64 training tasks have prompts longer than --max-prompt-length 10"):
         train(tmp_path, "none", env_args=("num_examples=64",), max_prompt_length=10)
 
@@ -263,12 +251,12 @@ def test_epochs_evaluations_between_and_a_checkpoint_without_the_optimizer(tmp_p
     )
     directory = tmp_path / "r"
     assert len(rows) == 3
-    assert read_toml(directory / "config.toml", TrainConfig)["max_steps"] == 3
+    assert run_config(directory).max_steps == 3
     assert ["eval/greedy" in row for row in rows] == [False, True, True]
     evaluations = json.loads((directory / "summary.json").read_text())["evaluations"]
     assert list(evaluations) == ["before", "2", "after"]
     assert rows[1]["eval/sampled"] == evaluations["2"]["sampled"]["mean"]
-    times = Counter(json.dumps(trace["task"]) for step in (1, 2, 3) for trace in traces(directory, step))
+    times = Counter(json.dumps(trace["task"]) for step in (1, 2, 3) for trace in stored(directory, step))
     assert set(times.values()) == {2 * 4} and len(times) == 6
 
     folder = checkpoint.latest(directory)
@@ -276,7 +264,7 @@ def test_epochs_evaluations_between_and_a_checkpoint_without_the_optimizer(tmp_p
     (folder / "trainer.pt").unlink()
     write_manifest(folder)
     with pytest.raises(UserError, match=f"no optimizer state.*start a new run from it with --model {folder / 'model'}"):
-        run(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), directory)
+        resume(directory)
     (row,) = train(tmp_path, "next", model=str(folder / "model"), max_steps=1)
     assert row["reward/mean"] >= 0
 
@@ -297,6 +285,5 @@ def test_the_environments_own_weights_change_nothing_and_an_unknown_component_en
     plain = train(tmp_path, "plain", max_steps=1)
     same = train(tmp_path, "same", max_steps=1, trained_reward="correct=1")
     assert same[0]["loss"] == plain[0]["loss"]
-    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "wrong", "trained_reward": "style=1"}
     with pytest.raises(UserError, match="names style, but the components of the rewards are: correct"):
-        run(TrainConfig(**settings))
+        train(tmp_path, "wrong", trained_reward="style=1")

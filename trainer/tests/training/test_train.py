@@ -15,6 +15,7 @@ import torch
 import verifiers.v1 as vf
 from plumbob.rollout import to_sample
 from plumbob.testing import kill_driver
+from plumbob.testing.quick_runs import quick_config, resume, traces
 from plumbob.trainer.cli import train as cli
 from plumbob.trainer.config.options import read_toml
 from plumbob.trainer.config.train import TrainConfig
@@ -23,15 +24,13 @@ from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training import checkpoint
 from plumbob.trainer.training.train import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verifiers.v1.trace import WireTrace
 
-QUICK = {"batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 4, "max_tokens": 48, "eval_examples": 8}
+config_of = partial(quick_config, max_tokens=48, eval_examples=8)
 
 
-def train(tmp_path: Path, **settings) -> Path:
-    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", **settings}
-    assert run(TrainConfig(**settings)) == 0
-    return tmp_path / settings["run_name"]
+def train(tmp_path: Path, name: str = "r", **settings) -> Path:
+    assert run(config_of(tmp_path, name, **settings)) == 0
+    return tmp_path / name
 
 
 def test_tasks_prepare_before_their_step_and_what_they_raise_then_ends_nothing(tmp_path, monkeypatch):
@@ -46,8 +45,7 @@ def test_tasks_prepare_before_their_step_and_what_they_raise_then_ends_nothing(t
     directory = train(tmp_path, env="lookup", max_steps=2, eval_examples=0)
     taken = []
     for step in (1, 2):
-        lines = trace_files.read(directory / "traces" / f"step_{step}.jsonl.gz").splitlines()
-        taken.append(list(dict.fromkeys(WireTrace.model_validate_json(line).task.key for line in lines)))
+        taken.append(list(dict.fromkeys(trace.task.key for trace in traces(directory, step))))
     assert prepared == taken[0] + taken[1]  # each once: the second while the first step trains
     rows = [(row["time/tools_share"], row["time/tools"], row["time/rollout"]) for row in read_metrics(directory)]
     assert rows and all(0 <= share < 1 and tools < rollouts for share, tools, rollouts in rows)
@@ -70,12 +68,9 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert re.search(r"greedy +0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] -> ", output.out)
     assert str(directory) in output.out
 
-    traces = [
-        WireTrace.model_validate_json(line)
-        for line in trace_files.read(directory / "traces" / "step_1.jsonl.gz").splitlines()
-    ]
-    assert len(traces) == 16 and all(trace.num_branches == 1 for trace in traces)
-    sample = to_sample(traces[0], "g")
+    rollouts = traces(directory, 1)
+    assert len(rollouts) == 16 and all(trace.num_branches == 1 for trace in rollouts)
+    sample = to_sample(rollouts[0], "g")
     assert sample.num_sampled == sum(sample.loss_mask) > 0
 
     folder = checkpoint.latest(directory)
@@ -89,10 +84,10 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.long
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
-    one = kill_driver.metrics(train(tmp_path, max_steps=2, run_name="one"))
-    two = kill_driver.metrics(train(tmp_path, max_steps=2, run_name="two"))
+    one = kill_driver.metrics(train(tmp_path, "one", max_steps=2))
+    two = kill_driver.metrics(train(tmp_path, "two", max_steps=2))
     assert one == two != []
-    assert kill_driver.metrics(train(tmp_path, max_steps=2, run_name="three", seed=1)) != one
+    assert kill_driver.metrics(train(tmp_path, "three", max_steps=2, seed=1)) != one
 
 
 @pytest.mark.slow
@@ -100,14 +95,14 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):
 @pytest.mark.parametrize("peft", [False, True])
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path, peft):
     settings = {"peft": peft, "learning_rate": 1e-3, "save_steps": 2}
-    whole = train(tmp_path, max_steps=4, run_name="whole", **settings)
-    directory = train(tmp_path, max_steps=4, run_name="part", **settings)
+    whole = train(tmp_path, "whole", max_steps=4, **settings)
+    directory = train(tmp_path, "part", max_steps=4, **settings)
     # As a crash after step 3 would leave it: the checkpoint of step 2, and metrics beyond it.
     (directory / "summary.json").unlink()
     (directory / "checkpoints" / "step_4").rename(tmp_path / "gone")
     rows = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(rows[:3]))
-    assert run(TrainConfig(**read_toml(directory / "config.toml", TrainConfig)), directory) == 0
+    assert resume(directory) == 0
     assert kill_driver.metrics(directory) == kill_driver.metrics(whole) != []
     summaries = [json.loads((d / "summary.json").read_text())["evaluations"] for d in (whole, directory)]
     assert summaries[0] == summaries[1]
@@ -173,8 +168,7 @@ def test_a_run_whose_rollouts_all_fail_stops_and_says_why(tmp_path, monkeypatch,
         raise OSError("no table here")
 
     monkeypatch.setattr(vf_lookup.tools.LookupToolset, "setup_task", fail)
-    settings = {**QUICK, "output_dir": str(tmp_path), "run_name": "r", "eval_examples": 0}
-    assert run(TrainConfig(**settings)) == 1
+    assert run(config_of(tmp_path, eval_examples=0)) == 1
     assert "all 16 rollouts failed: ToolsetError: toolset setup: OSError: no table here" in capsys.readouterr().err
     assert trace_files.read(tmp_path / "r" / "traces" / "step_1.jsonl.gz").count("\n") == 16
 

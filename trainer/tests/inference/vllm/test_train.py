@@ -1,27 +1,19 @@
 """Whole runs whose rollouts come from servers that speak vLLM's protocol."""
 
+from functools import partial
+
 import pytest
 from plumbob.console import INTERRUPTED, UserError
 from plumbob.testing.processes import launch
+from plumbob.testing.quick_runs import quick_config
 from plumbob.testing.vllm_double import Double, serving
-from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.vllm import adapter_sync as adapters
 from plumbob.trainer.inference.vllm import connect
 from plumbob.trainer.run_files.run_directory import read_metrics
 from plumbob.trainer.training.train import run
 from safetensors import SafetensorError
 
-QUICK = {
-    "engine": "vllm",
-    "batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_tokens": 48,
-    "eval_examples": 8,
-    "max_steps": 2,
-    "max_context": 1024,
-    "run_name": "r",
-}
+config_of = partial(quick_config, engine="vllm", max_tokens=48, eval_examples=8, max_steps=2, max_context=1024)
 
 
 @pytest.mark.slow
@@ -30,7 +22,7 @@ def test_a_run_draws_from_servers_that_get_its_weights(tmp_path, how):
     """Two servers, the same weights in both after each step: the gap on what was drawn is rounding."""
     rank = 16 if how else 0
     with serving(Double(max_lora_rank=rank)) as one, serving(Double(max_lora_rank=rank)) as two:
-        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(one, two), **QUICK, **how)) == 0
+        assert run(config_of(tmp_path, vllm_url=(one, two), **how)) == 0
     rows = read_metrics(tmp_path / "r")
     assert [row["sync/version"] for row in rows] == [2, 3]
     for row in rows:
@@ -48,8 +40,8 @@ def test_a_server_that_ignores_the_adapter_stops_the_run(tmp_path, capsys):
     double = Double()
     with serving(double) as url:
         double.faults.ignore_adapter = True
-        settings = {**QUICK, "eval_examples": 0, "peft": True, "lora_r": 8, "learning_rate": 0.1}
-        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), **settings)) == 1
+        settings = {"eval_examples": 0, "peft": True, "lora_r": 8, "learning_rate": 0.1}
+        assert run(config_of(tmp_path, vllm_url=(url,), **settings)) == 1
     message = capsys.readouterr().err
     assert "Stopped in step" in message and url in message
 
@@ -66,7 +58,7 @@ def test_a_full_disk_before_the_first_step_is_told_and_nothing_is_left(tmp_path,
         serving(Double()) as url,
         pytest.raises(UserError, match="weight sync before the first step failed: .*No space left"),
     ):
-        run(TrainConfig(vllm_url=(url,), peft=True, output_dir=str(tmp_path), **QUICK))
+        run(config_of(tmp_path, vllm_url=(url,), peft=True))
     assert [path.name for path in (tmp_path / "r").iterdir() if "vllm" in path.name] == []
 
 
@@ -94,9 +86,9 @@ def test_a_sync_that_fails_ends_every_process(tmp_path, monkeypatch):
 def test_the_next_steps_rollouts_are_drawn_while_one_trains(tmp_path):
     """At most one sync older than what is trained, within the bound, and corrected for."""
     double = Double()
-    settings = {**QUICK, "max_steps": 4, "eval_examples": 0, "peft": True, "lora_r": 8, "learning_rate": 3e-3}
+    settings = {"max_steps": 4, "eval_examples": 0, "peft": True, "lora_r": 8, "learning_rate": 3e-3}
     with serving(double) as url:
-        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), max_staleness=1, **settings)) == 0
+        assert run(config_of(tmp_path, vllm_url=(url,), max_staleness=1, **settings)) == 0
     rows = read_metrics(tmp_path / "r")
     assert [row["rollout/count"] for row in rows] == [16] * 4
     assert all(row["rollout/stale"] == row["rollout/errored"] == 0 for row in rows)
@@ -118,7 +110,7 @@ def test_ctrl_c_while_rollouts_are_drawn_ahead(tmp_path):
         original(self)
 
     double = Double()
-    settings = {**QUICK, "max_steps": 500, "eval_examples": 0, "peft": True, "lora_r": 8}
+    settings = {"max_steps": 500, "eval_examples": 0, "peft": True, "lora_r": 8}
     with serving(double) as url, pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolloutSource, "close", interrupt_first)
         check = Interruption.check
@@ -131,6 +123,6 @@ def test_ctrl_c_while_rollouts_are_drawn_ahead(tmp_path):
             check(self)
 
         patch.setattr(Interruption, "check", third)
-        assert run(TrainConfig(output_dir=str(tmp_path), vllm_url=(url,), max_staleness=1, **settings)) == INTERRUPTED
+        assert run(config_of(tmp_path, vllm_url=(url,), max_staleness=1, **settings)) == INTERRUPTED
     assert closed == [True]
     assert (tmp_path / "r" / "checkpoints").is_dir()

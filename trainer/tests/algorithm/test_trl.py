@@ -18,14 +18,17 @@ pytestmark = pytest.mark.trl
 
 MAX_TOKENS = 64
 
-# Ours -> TRL's settings.
+CLIP = {"epsilon": 0.2, "epsilon_high": 0.28}
+
+# Ours, with CLIP -> TRL's settings. cispo: TRL's epsilon_high is the cap itself; in the paper (arXiv:2506.13585, eq. 5),
+# and here, the cap is 1 + epsilon_high.
 SAME = {
-    "grpo": {"loss_type": "grpo"},
-    "bnpo": {"loss_type": "bnpo"},
-    "dr_grpo": {"loss_type": "dr_grpo"},
-    "dapo": {"loss_type": "dapo"},
-    "cispo": {"loss_type": "cispo"},
-    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "grpo": {**CLIP, "loss_type": "grpo"},
+    "bnpo": {**CLIP, "loss_type": "bnpo"},
+    "dr_grpo": {**CLIP, "loss_type": "dr_grpo"},
+    "dapo": {**CLIP, "loss_type": "dapo"},
+    "cispo": {**CLIP, "loss_type": "cispo", "epsilon_high": 1 + CLIP["epsilon_high"]},
+    "gspo": {**CLIP, "loss_type": "grpo", "importance_sampling_level": "sequence"},
 }
 
 
@@ -194,22 +197,12 @@ def assert_same(mine, other):
     assert gradient.norm().item() == pytest.approx(other_gradient.norm().item(), rel=1e-4)
 
 
-def bounds(loss_type, low=0.2, high=0.28):
-    """(our objective's, TRL's). cispo: TRL's epsilon_high is the cap itself; in the paper (arXiv:2506.13585, eq. 5), and
-    here, the cap is 1 + epsilon_high."""
-    return (
-        {"epsilon": low, "epsilon_high": high},
-        {"epsilon": low, "epsilon_high": 1 + high if loss_type == "cispo" else high},
-    )
-
-
 @pytest.mark.parametrize("loss_type", SAME)
 @pytest.mark.parametrize("on_policy", [True, False], ids=["on-policy", "off-policy"])
 def test_the_same_loss_and_gradient(case, qwen2, trl_trainer, make_policy, loss_type, on_policy):
-    here, there = bounds(loss_type)
-    trainer = trl_trainer(**SAME[loss_type], **there)
+    trainer = trl_trainer(**SAME[loss_type])
     policy = make_policy(qwen2)
-    mine = ours(policy, case, Objective(loss_type, **here), on_policy=on_policy)
+    mine = ours(policy, case, Objective(loss_type, **CLIP), on_policy=on_policy)
     assert_same(mine, theirs(trainer, case, on_policy=on_policy))
 
 
@@ -219,18 +212,16 @@ def test_the_same_with_an_engine_correction(case, qwen2, trl_trainer, make_polic
     # gradients; here it weighs its own (GSPO-token). With one correction for a row there is no difference.
     if loss_type == "gspo":
         case.corrections = [c.mean().expand_as(c) for c in case.corrections]
-    here, there = bounds(loss_type)
-    trainer = trl_trainer(**SAME[loss_type], **there)
+    trainer = trl_trainer(**SAME[loss_type])
     trainer.use_vllm = True  # set here: its constructor would start vLLM
-    assert_same(ours(make_policy(qwen2), case, Objective(loss_type, **here), corrected=True), theirs(trainer, case))
+    assert_same(ours(make_policy(qwen2), case, Objective(loss_type, **CLIP), corrected=True), theirs(trainer, case))
 
 
 @pytest.mark.parametrize("loss_type", SAME)
 def test_the_same_with_k3_in_the_loss(case, qwen2, trl_trainer, make_policy, loss_type):
-    here, there = bounds(loss_type)
-    trainer = trl_trainer(**SAME[loss_type], **there, use_bias_correction_kl=False)
+    trainer = trl_trainer(**SAME[loss_type], use_bias_correction_kl=False)
     trainer.beta = 0.1  # set here: its constructor would load a second model
-    what = Objective(loss_type, **here, kl_beta=0.1, kl_estimator="k3")
+    what = Objective(loss_type, **CLIP, kl_beta=0.1, kl_estimator="k3")
     assert_same(ours(make_policy(qwen2), case, what, on_policy=True), theirs(trainer, case, on_policy=True))
 
 
@@ -239,10 +230,9 @@ def test_the_same_with_k3_in_the_loss(case, qwen2, trl_trainer, make_policy, los
 def test_k2_in_the_loss_has_the_gradient_of_trls_default(case, qwen2, trl_trainer, make_policy, loss_type, on_policy):
     # Its default differentiates ratio x k3 (arXiv:2512.02556): another value, the same gradient token by token (kl.py).
     # Not so in gspo, where it weighs a token's KL by its row's ratio, and says itself that this is biased.
-    here, there = bounds(loss_type)
-    trainer = trl_trainer(**SAME[loss_type], **there)
+    trainer = trl_trainer(**SAME[loss_type])
     trainer.beta = 0.1
-    what = Objective(loss_type, **here, kl_beta=0.1, kl_estimator="k2")
+    what = Objective(loss_type, **CLIP, kl_beta=0.1, kl_estimator="k2")
     _, mine = ours(make_policy(qwen2), case, what, on_policy=on_policy)
     _, other = theirs(trainer, case, on_policy=on_policy)
     assert (mine - other).norm() < 1e-4 * other.norm()
@@ -258,9 +248,8 @@ def test_the_same_at_another_temperature(case, qwen2, trl_trainer, make_policy):
 def test_the_same_with_masked_rows(case, qwen2, trl_trainer, make_policy, loss_type):
     # Both count a masked row as a row.
     case.masked = (1, 6)
-    here, there = bounds(loss_type)
-    trainer = trl_trainer(**SAME[loss_type], **there)
-    assert_same(ours(make_policy(qwen2), case, Objective(loss_type, **here)), theirs(trainer, case))
+    trainer = trl_trainer(**SAME[loss_type])
+    assert_same(ours(make_policy(qwen2), case, Objective(loss_type, **CLIP)), theirs(trainer, case))
 
 
 HALVES = (range(4), range(4, 8))
@@ -268,9 +257,8 @@ HALVES = (range(4), range(4, 8))
 
 @pytest.mark.parametrize("loss_type", SAME)
 def test_accumulation(case, qwen2, trl_trainer, make_policy, loss_type):
-    here, there = bounds(loss_type)
-    trainer = trl_trainer(**SAME[loss_type], **there, gradient_accumulation_steps=2)
-    mine = ours(make_policy(qwen2), case, Objective(loss_type, **here))
+    trainer = trl_trainer(**SAME[loss_type], gradient_accumulation_steps=2)
+    mine = ours(make_policy(qwen2), case, Objective(loss_type, **CLIP))
     accumulated = theirs(trainer, case, HALVES)
     if loss_type != "bnpo":
         assert_same(mine, accumulated)
@@ -284,11 +272,10 @@ def test_accumulation(case, qwen2, trl_trainer, make_policy, loss_type):
 def test_two_optimizer_steps_for_one_generation(case, qwen2, trl_trainer, make_policy, loss_type):
     # dapo and cispo divide by the tokens of the whole generation in both, and weigh each half twice. (TRL before 1.16
     # did not, and its loss was off by a factor: huggingface/trl#6024.)
-    here, there = bounds(loss_type)
-    trainer = trl_trainer(**SAME[loss_type], **there, steps_per_generation=2)
+    trainer = trl_trainer(**SAME[loss_type], steps_per_generation=2)
     policy = make_policy(qwen2)
     for half in HALVES:
-        assert_same(ours(policy, case, Objective(loss_type, **here), minibatch=half), theirs(trainer, case, [half]))
+        assert_same(ours(policy, case, Objective(loss_type, **CLIP), minibatch=half), theirs(trainer, case, [half]))
 
 
 def test_a_row_is_judged_by_another_mean(trl_trainer):

@@ -14,7 +14,7 @@ from plumbob.console.version import version_option
 from plumbob.trainer.cli.loading import fast_imports, import_verifiers
 from plumbob.trainer.cli.train import CONFIG_FILE, UNKNOWN, settling
 from plumbob.trainer.cli.typer_command import command_class
-from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
+from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.environment import check_by_source, check_data_exists
 from plumbob.trainer.config.evaluate import FIXED_ON_RESUME, EvaluateConfig
 from plumbob.trainer.config.options import UNKNOWN_OPTIONS, argument, as_command, resolve
@@ -123,21 +123,19 @@ def _configure(given: dict[str, Any]) -> tuple[EvaluateConfig, Path | None]:
         find(env)
         check_by_source(env, config.settings_of(env))
     if not config.oracle and config.replay is None:
-        check_model_exists(config.model) if config.computes_here else _check_server(config)
-    recorded = None if directory is None else directory / RECORDED
-    TemplateChoice(config.chat_template, recorded).check()
+        if config.computes_here:
+            check_model_exists(config.model)
+        else:
+            from plumbob.trainer.inference.token_servers import check_server
+
+            check_server(config)
+    TemplateChoice(config.chat_template, directory).check()
     if directory is None and config.run_name is not None:
         with suppress(OSError):  # making the directory reports it
             check_is_new(Path(config.output_dir) / config.run_name)
     elif directory is not None:
         check_is_free(directory)
     return config, directory
-
-
-def _check_server(config: EvaluateConfig) -> None:
-    from plumbob.trainer.inference.token_servers import check_server
-
-    check_server(config)
 
 
 def _imports(config: EvaluateConfig) -> AbstractContextManager[None]:

@@ -28,7 +28,7 @@ from plumbob.trainer.cli.loading import (
 )
 from plumbob.trainer.cli.typer_command import command_class
 from plumbob.trainer.config import mixture
-from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
+from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.environment import (
     check_by_source,
     check_data_exists,
@@ -295,8 +295,7 @@ def check_before_loading(config: TrainConfig, run_dir: Path | None) -> None:
         from plumbob.trainer.inference.vllm.control import check_served
 
         check_served(config.vllm_url, config.model)
-    recorded = None if run_dir is None else run_directory_of(run_dir) / RECORDED
-    TemplateChoice(config.chat_template, recorded).check()
+    TemplateChoice(config.chat_template, run_dir and run_directory_of(run_dir)).check()
     if os.environ.get("RANK", "0") == "0":
         check_reporting(config)
         if run_dir is None:

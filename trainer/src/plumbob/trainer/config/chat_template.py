@@ -114,27 +114,28 @@ class TemplateChoice:
 
     parts: tuple[str, ...] = ()
     """Values of the template's variables, as NAME=VALUE, and a Jinja file if it is not the model's own template."""
-    recorded: Path | None = None
-    """The template that a resumed run has recorded, which is used as it is if the file exists."""
+    resumed: Path | None = None
+    """The directory of a run or evaluation that is resumed: the template that it has recorded, if any, is used as it is."""
 
     def check(self) -> None:
         """Raise UserError for a file or an argument that cannot be used."""
-        if not self._is_recorded:
+        if self._recorded is None:
             file, _ = read_parts(self.parts)
             if file is not None:
                 read_template(file)
 
     def text(self, own: str | None) -> str | None:
         """The template's text. `own`: the model's own template, None if it has none. Raises UserError."""
-        if self._is_recorded and self.recorded is not None:
-            return read_template(str(self.recorded))
+        if self._recorded is not None:
+            return read_template(str(self._recorded))
         file, values = read_parts(self.parts)
         template = read_template(file) if file is not None else own
         return None if template is None else with_values(template, values)
 
     @property
-    def _is_recorded(self) -> bool:
-        return self.recorded is not None and self.recorded.is_file()
+    def _recorded(self) -> Path | None:
+        file = self.resumed and self.resumed / RECORDED
+        return file if file and file.is_file() else None
 
 
 OWN = TemplateChoice()

@@ -177,8 +177,7 @@ def _shown(written: str, file: Path | None) -> str:
 
 def _unknown(env: str, written: str, file: Path | None, known: list[str], command: str) -> str:
     if (instead := INSTEAD.get(written.replace("-", "_"))) is not None:
-        where = flag(written) if file is None else f"{written!r} in {file}"
-        nothing = instead.removeprefix("nothing: ")
+        where, nothing = _shown(written, file), instead.removeprefix("nothing: ")
         return f"there is no option {where}" + (f": {nothing}" if nothing != instead else f"; here it is {instead}")
     if file is None:
         near = did_you_mean(written.replace("-", "_"), known, flag)

@@ -61,9 +61,9 @@ class Sharding(ABC):
         """Run the scorer's forward pass: see `TokenScorer.forward`."""
         return self.scorer(*args)
 
-    @abstractmethod
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Add the gradient of one pass's loss. `last`: this is the last pass before the update."""
+        loss.backward()
 
     @abstractmethod
     def update(self) -> float:
@@ -167,9 +167,6 @@ class Replicated(Sharding):
 
     kind = "replicated"
     collective_forward = False
-
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        loss.backward()
 
     def update(self) -> float:
         parameters = list(self.trainable.values())

@@ -55,9 +55,6 @@ class FSDP2(Sharding):
             self.root.reshard()
         return outputs
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        loss.backward()
-
     def update(self) -> float:
         gradients = [g for p in self.trainable.values() if (g := self.local_gradient(p)) is not None]
         square = torch.nn.utils.get_total_norm(gradients).square()

@@ -58,12 +58,7 @@ def merged(sharding: Sharding, model: PreTrainedModel) -> Iterator[tuple[str, to
 
     Collective: every rank must take all tensors.
     """
-    layers = lora_layers(model)
-    for name, parameter in sharding.parameters.items():
-        if "lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
-        layer = layers.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
+    for plain, parameter, layer in in_plain_model(sharding.parameters, model):
         if layer is None:
             with sharding.whole(parameter) as (tensor,):
                 yield plain, tensor.float()
@@ -73,13 +68,22 @@ def merged(sharding: Sharding, model: PreTrainedModel) -> Iterator[tuple[str, to
             yield plain, weight.float() + layer.scaling[adapter] * (b.float() @ a.float())
 
 
-def lora_layers(model: PreTrainedModel) -> dict[str, Any]:
-    """Name -> peft's LoRA layer, of all such layers. peft is imported only if there are any."""
-    if not any("lora_" in name for name, _ in model.named_parameters()):
-        return {}
-    from peft.tuners.lora import Linear
+def in_plain_model(
+    tensors: Mapping[str, torch.Tensor], model: PreTrainedModel
+) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    """Of each tensor but the adapter's: its name in a plain model, the tensor, and peft's LoRA layer of this weight or None.
 
-    return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    peft is imported only if there is an adapter.
+    """
+    layers: dict[str, Any] = {}
+    if any("lora_" in name for name in tensors):
+        from peft.tuners.lora import Linear
+
+        layers = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Linear)}
+    for name, tensor in tensors.items():
+        if "lora_" not in name:
+            plain = name.replace(".base_layer.", ".")
+            yield plain, tensor, layers.get(plain)
 
 
 def write(

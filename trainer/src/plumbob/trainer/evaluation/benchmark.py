@@ -88,8 +88,8 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
                 if loaded != model:
                     open_engine.close()
                     begun = [directory / _folder(*cell) for cell in cells if cell[0] == model]
-                    recorded = next((path / RECORDED for path in begun if (path / RECORDED).is_file()), None)
-                    asked = evaluation.ask(dataclasses.replace(own, engine=_engine(config, begun)), recorded)
+                    resumed = next((path for path in begun if (path / RECORDED).is_file()), None)
+                    asked = evaluation.ask(dataclasses.replace(own, engine=_engine(config, begun)), resumed)
                     open_engine.enter_context(closing(asked))
                     loaded = model
                 try:

@@ -15,7 +15,6 @@ from plumbob.console import UserError
 from plumbob.console.files import write_whole
 from plumbob.hub import find
 from plumbob.rollout import ChatReply, ScriptedChat, run_rollout, tasksets
-from plumbob.trainer.config.chat_template import RECORDED
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records
 from plumbob.trainer.evaluation.run import EvaluationFailed, ask, evaluate_plans, plan, stopped
@@ -33,8 +32,7 @@ def run(config: EvaluateConfig, resume_from: Path | None, output: Path | None, *
     part = plan(config, env)
     if not hasattr(part.tasks[0], "prediction"):
         raise UserError(f"environment {env!r} has no submission format: its task has no method 'prediction'")
-    recorded = None if resume_from is None else resume_from / RECORDED
-    with closing(ask(config, recorded)) as asked:
+    with closing(ask(config, resume_from)) as asked:
         directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
         try:
             (report,) = evaluate_plans(config, [part], asked, directory)

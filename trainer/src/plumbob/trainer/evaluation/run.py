@@ -116,8 +116,7 @@ def run(config: EvaluateConfig, resume_from: Path | None = None, *, as_json: boo
     if config.computes_here:
         os.environ["PLUMBOB_DEVICE"] = "cuda"  # where small models of environments compute too, if there is a GPU
     plans = [plan(config, env) for env in config.envs]
-    recorded = None if resume_from is None else resume_from / RECORDED
-    with closing(ask(config, recorded)) as asked:
+    with closing(ask(config, resume_from)) as asked:
         directory = resume_from or make_directory(config.output_dir, evaluation_name(config))
         try:
             reports = evaluate_plans(config, plans, asked, directory)
@@ -210,10 +209,10 @@ def _stored_settings(path: Path, env: str) -> dict[str, str]:
     return {}
 
 
-def ask(config: EvaluateConfig, recorded: Path | None = None) -> Asked:
+def ask(config: EvaluateConfig, resumed: Path | None = None) -> Asked:
     """Load the model or connect to the server. Raises UserError.
 
-    `recorded`: the file in which an evaluation that is resumed has recorded its chat template.
+    `resumed`: the directory of an evaluation that is resumed, which has recorded its chat template.
     """
     temperature = config.sampling_temperature
     sampling = Sampling(
@@ -228,7 +227,7 @@ def ask(config: EvaluateConfig, recorded: Path | None = None) -> Asked:
     with Working(f"loading {config.model}"):
         from plumbob.trainer.inference.load import load_engine  # loads torch, which oracles and replays do not need
 
-        loaded = load_engine(config, recorded)
+        loaded = load_engine(config, resumed)
     # A server's URL says what it is.
     by = f", engine {loaded.name}" if config.computes_here else ""
     where = f"{config.model} on {loaded.where}{by}, {how}"
@@ -322,12 +321,6 @@ def _write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
     write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
-def _of_a_larger_step(config: EvaluateConfig, stored: int) -> str:
-    """A line that says so if --replay plays traces of a training step that stored only a part of its rollouts."""
-    part = part_of_step(Path(config.replay or ""), stored) if config.wanted_examples < 0 else ""
-    return f"\n{part}" if part else ""
-
-
 def _report(
     config: EvaluateConfig, part: Plan, asked: Asked, records: Sequence[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
@@ -340,7 +333,8 @@ def _report(
         heading += f"\n{summary.num_failed} of {summary.num_rollouts} rollouts failed and count as reward 0: {reasons}"
     report = {"env": part.env, "heading": heading, "table": table(summary), "seconds": seconds, **summary.to_json()}
     if part.stored:
-        report["heading"] += _of_a_larger_step(config, len(part.stored))
+        if config.wanted_examples < 0 and (of_step := part_of_step(Path(config.replay or ""), len(part.stored))):
+            report["heading"] += f"\n{of_step}"  # these are not all rollouts of their training step
         before = [Row.of_record(record) for record in part.stored]
         differences = [abs(row.reward - old.reward) for row, old in zip(rows, before, strict=True)]
         equal = sum(difference < 1e-9 for difference in differences)

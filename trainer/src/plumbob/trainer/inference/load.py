@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plumbob.console import UserError
 from plumbob.console.working import note
 from plumbob.rollout import Chat
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice, read_parts
@@ -21,10 +20,12 @@ from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import moved, plan_forward, vocabulary
 from plumbob.trainer.policy.loading import (
     cast_weights,
+    check_context,
     load_chat,
     load_generation_config,
     load_model,
     load_tokenizer,
+    positions_of,
     threads_for,
 )
 
@@ -47,12 +48,12 @@ class LoadedEngine:
     """Closes the connections to a server."""
 
 
-def load_engine(config: EvaluateConfig, recorded: Path | None = None) -> LoadedEngine:
+def load_engine(config: EvaluateConfig, resumed: Path | None = None) -> LoadedEngine:
     """Load the engine that `--engine` names. Raises UserError for a model or a server that cannot be used.
 
-    `recorded`: the file in which an evaluation that is resumed has recorded its chat template.
+    `resumed`: the directory of an evaluation that is resumed, which has recorded its chat template.
     """
-    template = TemplateChoice(config.chat_template, recorded)
+    template = TemplateChoice(config.chat_template, resumed)
     if config.computes_here:
         return load_engine_here(
             config.model,
@@ -103,11 +104,9 @@ def load_engine_here(
     """
     tokenizer = load_tokenizer(model, template)
     loaded = load_model(model)
-    positions = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     if max_context is None:
-        max_context = min(4096, positions or 4096)
-    elif positions is not None and max_context > positions:
-        raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
+        max_context = min(4096, positions_of(loaded) or 4096)
+    check_context(loaded, max_context)
     chat = load_chat(tokenizer, loaded.generation_config, tool_format, vocabulary(loaded))
     if write_calls_as_text(tokenizer, chat, loaded, tool_format):
         chat = load_chat(tokenizer, loaded.generation_config, tool_format)

@@ -93,6 +93,18 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
+def positions_of(model: PreTrainedModel) -> int | None:
+    """The longest context that the model was made for, in tokens; None if its configuration does not say."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def check_context(model: PreTrainedModel, max_context: int) -> None:
+    """Raise UserError if --max-context is more than the model's positions."""
+    positions = positions_of(model)
+    if positions is not None and max_context > positions:
+        raise UserError(f"--max-context {max_context} is more than the {positions} positions of the model; lower it")
+
+
 def load_generation_config(name: str) -> GenerationConfig | None:
     """The generation config of a model, without loading its weights; None if it has none."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from plumbob.trainer.distributed.model_files import lora_layers
+from plumbob.trainer.distributed.model_files import in_plain_model
 from transformers import PreTrainedModel
 
 
@@ -13,13 +13,8 @@ def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     The adapter is added in float32, because rounding the sum to bfloat16 loses most of an early update: four fifths of
     an update of relative size 1e-3, and a sixth of one of relative size 1e-2.
     """
-    layers = lora_layers(model)
     state = {}
-    for name, tensor in model.state_dict().items():
-        if "lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
-        layer = layers.get(plain.removesuffix(".weight")) if plain.endswith(".weight") else None
+    for plain, tensor, layer in in_plain_model(model.state_dict(), model):
         whole = tensor.float()
         if layer is not None:
             whole = whole + layer.get_delta_weight(layer.active_adapters[0]).float()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plumbob.console import UserError
+from plumbob.console import UserError, first_line
 from plumbob.trainer.config.train import TrainConfig
 
 
@@ -20,7 +20,7 @@ def check_hub_access(config: TrainConfig, *, endpoint: str | None = None) -> Non
             validate_repo_id(name)
         who = HfApi(endpoint=endpoint).whoami()
     except HFValidationError as error:
-        raise UserError(f"--hub-model-id {name!r} is not a valid model name on the hub: {_first(error)}") from None
+        raise UserError(f"--hub-model-id {name!r} is not a valid model name on the hub: {_reason(error)}") from None
     except Exception as error:  # the hub's client raises its HTTP library's errors, which change with its version
         raise UserError(f"--push-to-hub cannot work: {_reason(error)}") from None
     role = ((who.get("auth") or {}).get("accessToken") or {}).get("role")
@@ -62,9 +62,4 @@ def _reason(error: Exception) -> str:
         return "HF_HUB_OFFLINE is set; unset it to upload"
     if isinstance(error, HfHubHTTPError) and getattr(error.response, "status_code", None) == 401:
         return "the hub rejects the token; run `hf auth login`, or set HF_TOKEN"
-    return _first(error)
-
-
-def _first(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return first_line(error).rstrip(" .")

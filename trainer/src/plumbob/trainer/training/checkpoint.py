@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -143,7 +142,9 @@ def _write(run: Run, folder: Path, random_states: list[Any]) -> None:
         torch.save({"optimizer": own}, folder / own_file(run))
         if not run.world.is_main:
             return
-        _write_optimizer(folder, random_states, _divided_by(run))
+        # How the state is divided, in its place: the state itself is in one file per rank.
+        divided = {"divided": run.policy.sharding.kind, "ranks": run.world.size}
+        _write_optimizer(folder, random_states, divided)
     run.tokenizer.save_pretrained(folder / "model")
     state = run.state
     saved_state = {
@@ -154,9 +155,7 @@ def _write(run: Run, folder: Path, random_states: list[Any]) -> None:
         "microbatch_tokens": {"asked": run.config.microbatch_tokens, "held": state.microbatch_tokens},
         "config": run.config.to_toml(),
         "tasks": run.task_fingerprint,
-        "evaluations": {
-            when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in state.evaluations.items()
-        },
+        "evaluations": state.saved_evaluations(),
         "best": None if state.best is None else state.best.to_json(),
     }
     (folder / "state.json").write_text(json.dumps(saved_state))
@@ -169,11 +168,6 @@ def _write_optimizer(folder: Path, random_states: list[Any], optimizer: dict[str
 def own_file(run: Run) -> str:
     """Name of the file that holds this rank's part of a divided optimizer state."""
     return f"rank_{run.world.rank}.pt"
-
-
-def _divided_by(run: Run) -> dict[str, Any]:
-    """How a divided optimizer state was divided, saved in its place: the state itself is in one file per rank."""
-    return {"divided": run.policy.sharding.kind, "ranks": run.world.size}
 
 
 def latest(run_dir: Path) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import sys
@@ -39,14 +38,11 @@ def finish(run: Run, seconds: float) -> int:
     The final model is that of the last step, or with --keep-best that of the best one. Only rank 0 calls this, or every
     process where weights are divided.
     """
-    directory = run.directory
+    directory, again = run.directory, f"Free some space, then:  {run.resume_command}"
     if run.policy.sharding.collective_forward:
         run.world.barrier()  # rank 0 may still be renaming the last checkpoint
     if checkpoint.latest(directory) != directory / f"checkpoints/step_{run.state.step}":
-        print(
-            f"The last step has no checkpoint. Free some space, then:  {run.config.COMMAND} --resume {directory}",
-            file=sys.stderr,
-        )
+        print(f"The last step has no checkpoint. {again}", file=sys.stderr)
         return 1
     try:
         with Working("saving the model", silent=not run.world.is_main) as line:
@@ -61,10 +57,7 @@ def finish(run: Run, seconds: float) -> int:
             compared, differs = _compare_saved(run)
             _write_summary(run, seconds, compared)
     except checkpoint.WRITE_ERRORS as error:
-        print(
-            f"The final model could not be written: {error}. Free some space, then:  {run.config.COMMAND} --resume {directory}",
-            file=sys.stderr,
-        )
+        print(f"The final model could not be written: {error}. {again}", file=sys.stderr)
         return 1
     _print_result(run, seconds)
     if differs:
@@ -129,13 +122,10 @@ def _model_step(run: Run) -> int:
 
 
 def _write_summary(run: Run, seconds: float, compared: dict[str, float | str]) -> None:
-    evaluations = {
-        when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in run.state.evaluations.items()
-    }
     summary: dict[str, Any] = {
         "seconds": seconds,
         "model_step": _model_step(run),
-        "evaluations": evaluations,
+        "evaluations": run.state.saved_evaluations(),
         **compared,
     }
     if run.demonstrations:

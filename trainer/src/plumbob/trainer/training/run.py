@@ -99,6 +99,11 @@ class TrainState:
     best: Best | None = None
     """With --keep-best: the best value so far; None before the first one."""
 
+    def saved_evaluations(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """The evaluations as they are written to files."""
+        found = self.evaluations.items()
+        return {when: {how: dataclasses.asdict(e) for how, e in both.items()} for when, both in found}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -134,6 +139,11 @@ class Run:
     @property
     def num_steps(self) -> int:
         return self.config.max_steps
+
+    @property
+    def resume_command(self) -> str:
+        """What the user types to go on with the run."""
+        return f"{self.config.COMMAND} --resume {self.directory}"
 
     @property
     def is_over(self) -> bool:

@@ -33,10 +33,12 @@ from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward, vocabulary
 from plumbob.trainer.policy.gpu_memory import limit_memory
 from plumbob.trainer.policy.loading import (
+    check_context,
     default_learning_rate,
     load_chat,
     load_model,
     load_tokenizer,
+    positions_of,
     threads_for,
 )
 from plumbob.trainer.policy.policy import Policy
@@ -88,8 +90,7 @@ def set_up(
         config = memory.config
         rollouts = config.rollouts_per_step(world.size)
         try_own_loss(config.objective(), bool(config.kl_beta))
-        recorded = None if resume_from is None else run_directory_of(resume_from) / RECORDED
-        template = TemplateChoice(config.chat_template, recorded)
+        template = TemplateChoice(config.chat_template, resume_from and run_directory_of(resume_from))
         tokenizer = load_tokenizer(config.model, template)
         chat = load_chat(tokenizer, None, config.tool_format)
         environments = tuple(environments or load_environments(config, read))
@@ -98,7 +99,7 @@ def set_up(
             check_room(chat, tasks, config)
         start.lap("tokenizer and tasks")
         model = load_model(config.model)
-        check_context(model, config)
+        check_context(model, config.max_context)
         if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
             write_calls_as_text(tokenizer, chat, model, config.tool_format)
         chat = load_chat(tokenizer, model.generation_config, config.tool_format, vocabulary(model))
@@ -148,7 +149,7 @@ def set_up(
             world=world,
             directory=directory,
             vocab_size=vocabulary(model),
-            positions=_positions(model),
+            positions=positions_of(model),
             at_once=max(rollouts // world.size, sum(len(t.held_out) for t in environments) * config.eval_rollouts, 1),
             model=engine_model,
             decoding=chosen.decoding,
@@ -187,11 +188,6 @@ def _demonstrations(
     if resume_from is not None:
         stored = world.from_main(read_stored(run_directory_of(resume_from)) if world.is_main else None)
     return stored or make_demonstrations(config, tasks, chat, world, status)
-
-
-def _positions(model: PreTrainedModel) -> int | None:
-    """The longest context that the model was made for, in tokens; None if its configuration does not say."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def _measured(
@@ -242,15 +238,6 @@ def check_room(chat: Chat, tasks: Tasks, config: TrainConfig) -> None:
         raise UserError(
             f"--max-context {config.max_context} leaves no room for a reply: the shortest prompt of {tasks.name}'s first "
             f"{counted(min(LOOKED_AT, len(tasks.train)), 'task')} has {counted(shortest, 'token')}; raise it"
-        )
-
-
-def check_context(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Raise UserError if --max-context is more than the model's positions."""
-    positions = _positions(model)
-    if positions is not None and config.max_context > positions:
-        raise UserError(
-            f"--max-context {config.max_context} is more than the {positions} positions of the model; lower it"
         )
 
 

@@ -154,9 +154,7 @@ def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: 
             kept = (
                 f"saved {saved}" if saved else f"the last checkpoint is {checkpoint.latest(run_.directory) or 'none'}"
             )
-            recorder.note(
-                f"Interrupted after step {state.step}; {kept}. Resume with:  {run_.config.COMMAND} --resume {run_.directory}"
-            )
+            recorder.note(f"Interrupted after step {state.step}; {kept}. Resume with:  {run_.resume_command}")
             return INTERRUPTED
     return 0
 
@@ -228,20 +226,16 @@ def _note_checkpoint(run_: Run, recorder: Recorder, saved: Path | None, option: 
     if kept is None:
         recorder.note(f"It has no checkpoint yet: start a new run with {option}")
         return
-    how = f"{run_.config.COMMAND} --resume {run_.directory}{option and f' {option}'}"
+    how = f"{run_.resume_command} {option}".rstrip()
     recorder.note(f"{'Saved' if saved else 'The last checkpoint is'} {kept}. Resume with:  {how}")
 
 
 def _own_lines(run_: Run) -> list[str]:
     """What is said before the first step of this kind of run: biases of sampling, or some demonstrations."""
     if isinstance(run_.config, SftConfig):
-        return [f"--- {row.group}\n{shown(run_.tokenizer, row)}" for row in run_.demonstrations[: _asked_for(run_)]]
+        asked = 0 if run_.state.first_step else run_.config.log_completions  # a resumed run has shown them
+        return [f"--- {row.group}\n{shown(run_.tokenizer, row)}" for row in run_.demonstrations[:asked]]
     return [*reward_warnings(run_.config), *sampling_warnings(run_.config)]
-
-
-def _asked_for(run_: Run) -> int:
-    """How many demonstrations to show: none of a resumed run, which has shown them."""
-    return 0 if run_.state.first_step else run_.config.log_completions
 
 
 def _last_words(run_: Run, recorder: Recorder, stretch: blocking.Stretch) -> None:
@@ -254,9 +248,7 @@ def _last_words(run_: Run, recorder: Recorder, stretch: blocking.Stretch) -> Non
         with suppress(Exception):  # a full disk must not keep the process
             checkpoint.save(run_)
     kept = checkpoint.latest(run_.directory)
-    recorder.note(
-        f"The last checkpoint is {kept or 'none'}. Resume with:  {run_.config.COMMAND} --resume {run_.directory}"
-    )
+    recorder.note(f"The last checkpoint is {kept or 'none'}. Resume with:  {run_.resume_command}")
 
 
 def _status(run_: Run, recorder: Recorder) -> Callable[[str], None]:

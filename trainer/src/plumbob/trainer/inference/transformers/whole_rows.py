@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.inference.transformers.engine import PREFILL_TOKENS, TransformersEngine
+from plumbob.trainer.policy.forward_plan import own_logprobs
 from plumbob.trainer.policy.packing import pack, pack_padded
 from plumbob.trainer.policy.token_scorer import make_batch
 from torch import nn
@@ -62,6 +63,4 @@ class WholeRowsEngine(TransformersEngine):
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int]) -> list[float]:
-        ids = torch.tensor([list(token_ids)], device=self.device)
-        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        return torch.log_softmax(logits, dim=-1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
+        return own_logprobs(self.model, token_ids).tolist()

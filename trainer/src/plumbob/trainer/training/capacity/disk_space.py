@@ -29,7 +29,7 @@ def disk_lines(run: Run) -> list[str]:
     if free < checkpoint + model:
         raise UserError(
             f"the disk of {directory} has {size(free)} free, and this run needs at least {size(checkpoint + model)} for "
-            f"one checkpoint and the final model; free some space, then:  {config.COMMAND} --resume {directory}"
+            f"one checkpoint and the final model; free some space, then:  {run.resume_command}"
         )
     of_traces = f"up to {size(traces)} of traces, " if traces else ""
     lines = [

@@ -15,12 +15,12 @@ from statistics import median
 
 from plumbob.console import UserError
 from plumbob.trainer.algorithm.losses import try_own_loss
-from plumbob.trainer.config.chat_template import RECORDED, TemplateChoice
+from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.options import as_text, flag, grouped
 from plumbob.trainer.config.sft import SftConfig
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.distributed.launcher import requested
-from plumbob.trainer.policy.loading import default_learning_rate, empty_model, load_chat, load_tokenizer
+from plumbob.trainer.policy.loading import check_context, default_learning_rate, empty_model, load_chat, load_tokenizer
 from plumbob.trainer.reporting.trackers import check_reporting
 from plumbob.trainer.rollouts.tasks import Read, read_here
 from plumbob.trainer.rollouts.templates import check_template
@@ -37,7 +37,7 @@ from plumbob.trainer.training.capacity.memory_plan import memory, plan_memory, r
 from plumbob.trainer.training.capacity.out_of_memory import GIB
 from plumbob.trainer.training.metrics import main_gib
 from plumbob.trainer.training.restore import choose_checkpoint
-from plumbob.trainer.training.setup import check_context, check_room
+from plumbob.trainer.training.setup import check_room
 from transformers import PreTrainedModel
 
 ALIKE = (
@@ -64,7 +64,7 @@ def dry_run(
     plan = plan_memory(config, processes)
     config = plan.config
     model = empty_model(config.model)
-    check_context(model, config)
+    check_context(model, config.max_context)
     if config.peft:
         from plumbob.trainer.policy.lora import add_lora
 
@@ -112,8 +112,7 @@ def _check_tasks(config: TrainConfig, resumed: Path | None, read: Sequence[Read 
     unread = [f"the tasks of {env}" for (env, _), found in zip(config.members, read, strict=True) if found is None]
     if not Path(model_path(config.model)).exists():
         return [*unread, "the tokenizer and its chat template"]
-    recorded = None if resumed is None else run_directory_of(resumed) / RECORDED
-    template = TemplateChoice(config.chat_template, recorded)
+    template = TemplateChoice(config.chat_template, resumed and run_directory_of(resumed))
     chat = load_chat(load_tokenizer(config.model, template), None, config.tool_format)
     for tasks in loaded:
         check_template(chat, tasks, config.model)

@@ -102,9 +102,7 @@ class Comparison:
         return f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
-def paired_bootstrap(
-    ours: Sequence[float], theirs: Sequence[float], resamples: int = 10_000, seed: int = 0
-) -> Comparison:
+def paired_bootstrap(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
     """The mean difference of paired values, with a 95% percentile interval over resampled tasks (Efron 1979).
 
     `ours[i]` and `theirs[i]` belong to the same task. Raises ValueError if they are empty or differ in length.
@@ -114,7 +112,7 @@ def paired_bootstrap(
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"paired values need equal numbers, at least one, not {len(ours)} and {len(theirs)}")
     differences = np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
-    rng, n = np.random.default_rng(seed), len(differences)
+    rng, n, resamples = np.random.default_rng(0), len(differences), 10_000
     rows = max(1, (1 << 22) // n)  # resamples at a time, so that their indices take 32 MiB
     means = np.concatenate(
         [

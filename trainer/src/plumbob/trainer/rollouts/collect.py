@@ -169,12 +169,16 @@ class RolloutSource:
             wait([ahead], timeout=0.2)
 
     def _prepare(self, cursor: int) -> None:
-        """Call `prepare_rollouts` of the next step's tasks that have it, for example to embed documents while a step trains."""
+        """Call `prepare_rollouts` of the next step's tasks that have it, for example to embed documents while a step trains.
+
+        Of the tasks that this process plays.
+        """
         if cursor == self._prepared:  # while the step before trained
             return
         self._prepared = cursor
         with suppress(Exception):  # the rollouts meet what is wrong again, and there it is counted
-            for own in _tasks_of(self.sampler, cursor, self.world):
+            taken = next_groups(self.sampler.environments, cursor, self.sampler.groups_per_step)
+            for own in taken[self.world.rank :: self.world.size]:
                 getattr(own.task, "prepare_rollouts", lambda: None)()
 
     def begin(self, step: int, cursor: int) -> None:
@@ -254,11 +258,6 @@ async def collect(sampler: Sampler, step: int, cursor: int, world: World, *, rec
     if not batch.drawn:
         raise nothing_to_use(batch)
     return batch
-
-
-def _tasks_of(sampler: Sampler, cursor: int, world: World) -> list[Taken]:
-    """The tasks of the step that begins at `cursor` that this process plays."""
-    return list(next_groups(sampler.environments, cursor, sampler.groups_per_step)[world.rank :: world.size])
 
 
 def group_name(step: int, index: int) -> str:

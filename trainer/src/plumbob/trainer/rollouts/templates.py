@@ -31,7 +31,8 @@ def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> li
     """Raise UserError if the chat template cannot render what the environment's rollouts need.
 
     That is the first task's prompt, tool descriptions and tool results if there are tools, and user messages between
-    turns if the environment sends them. Returns what the user should know about this template, one sentence each.
+    turns if the environment sends them. Calls in the form that it asks for must be read. Returns what the user should
+    know about this template, one sentence each.
     """
     task = (tasks.train if isinstance(tasks, Tasks) else tasks.tasks)[0]
     messages = opening_messages(task)
@@ -42,18 +43,12 @@ def check_template(chat: Chat, tasks: Tasks | EvaluationTasks, model: str) -> li
         between += [RESULT] if tools else []
         for message in between:
             chat.suffix([message])
-        if tools:
-            _check_calls(chat, messages)
+        if tools and (unread := unread_form(chat, messages)):  # no rollout could call a tool
+            raise UserError(f"this model's chat template {unread}")
         notes = [*_gaps(chat, messages, tools), *_forgotten(chat, between)]
     except ChatTemplateError as error:
         raise UserError(f"this model's chat template does not work with this environment's tasks: {error}") from None
     return [f"the chat template of {model} {note}" for note in notes]
-
-
-def _check_calls(chat: Chat, messages: list[dict[str, Any]]) -> None:
-    """Raise UserError if the template asks for calls in a form that is not read: no rollout could call a tool."""
-    if unread := unread_form(chat, messages):
-        raise UserError(f"this model's chat template {unread}")
 
 
 def unread_form(chat: Chat, messages: list[dict[str, Any]]) -> str:

@@ -68,15 +68,12 @@ class TransformersEngine(InProcessEngine[_Request]):
         *,
         max_slots: int = 128,
         max_length: int = 4096,
-        version: int = 0,
         decoding: Decoding = PLAIN,
     ) -> None:
         """`decoding`: from `choose_decoding`; by default that of a model which only has causal attention."""
         embeddings = model.get_input_embeddings()
         assert isinstance(embeddings, nn.Module) and isinstance(embeddings.weight, torch.Tensor)
-        super().__init__(
-            vocab_size=embeddings.weight.shape[0], max_length=max_length, dtype=model.dtype, version=version
-        )
+        super().__init__(vocab_size=embeddings.weight.shape[0], max_length=max_length, dtype=model.dtype, version=0)
         self.model = model.eval().requires_grad_(False)
         self.decoding = decoding
         self.model.set_attn_implementation(decoding.attention)

@@ -53,14 +53,13 @@ class Control:
         body: Any = None,
         *,
         params: Mapping[str, str] | None = None,
-        seconds: float | None = None,
         read: Callable[[bytes], Any] = bytes,
     ) -> list[Any]:
         """Send a request to every server; returns the answers in the order of the servers.
 
-        `seconds`: time limit. Waits for all servers, then raises SyncError for the first of them that failed.
+        Waits for all servers, then raises SyncError for the first of them that failed.
         """
-        request = partial(self.http.request, method, path=path, body=body, params=params, seconds=seconds, read=read)
+        request = partial(self.http.request, method, path=path, body=body, params=params, read=read)
 
         async def everywhere() -> list[Any]:
             return await asyncio.gather(*(request(url) for url in self.urls), return_exceptions=True)

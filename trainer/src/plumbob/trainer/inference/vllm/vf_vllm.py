@@ -154,27 +154,21 @@ def _value_of(arguments: Sequence[str], *flags: str) -> str | None:
 
 
 def _take_value(arguments: list[str], *flags: str) -> str | None:
-    """The last value given for one of `flags`; removes them from `arguments`.
+    """The last value given for one of `flags`; removes all of them from `arguments`.
 
     Raises UserError for a flag without a value.
     """
-    return next(reversed(_take_values(arguments, *flags)), None)
-
-
-def _take_values(arguments: list[str], *flags: str) -> list[str]:
-    """All values given for `flags`; removes them from `arguments`. Raises UserError for a flag without a value."""
-    values, i = [], 0
+    last, i = None, 0
     while i < len(arguments):
         if not any(_is(arguments[i], flag) for flag in flags):
             i += 1
             continue
-        flag, equals, value = arguments.pop(i).partition("=")
+        flag, equals, last = arguments.pop(i).partition("=")
         if not equals:
             if i == len(arguments):
                 raise UserError(f"{flag} needs a value")
-            value = arguments.pop(i)
-        values.append(value)
-    return values
+            last = arguments.pop(i)
+    return last
 
 
 def _check_host(arguments: Sequence[str], *, exposed: bool, closed: bool) -> tuple[str, ...]:

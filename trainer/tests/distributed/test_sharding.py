@@ -80,8 +80,12 @@ def check(folder: Path, kind: str, case: str, alone) -> None:
     model = load_file(folder / f"{kind}-{case}" / "model" / "model.safetensors")
     assert model.keys() == weights.keys()
     assert all(t.dtype == torch.float32 for t in model.values())
-    difference = max(float((model[name] - weights[name]).abs().max()) for name in weights)
-    assert difference < (2e-5 if exact else 5e-3), difference
+    # Of all weights together: AdamW moves one whose gradient is nothing but rounding as far as any other.
+    begun = load_file(Path(model_path("tiny")) / "model.safetensors")
+    apart, moved = (
+        torch.cat([(weights[name] - other[name]).flatten() for name in weights]).norm() for other in (model, begun)
+    )
+    assert apart < (1e-4 if exact else 0.05) * moved, apart / moved
 
 
 @pytest.mark.slow

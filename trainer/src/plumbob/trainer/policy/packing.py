@@ -33,18 +33,31 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 def pack_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """`pack`, with as many microbatches, but of about equal size where that is possible.
 
-    First fit fills all but the last one, whose few tokens a GPU computes no faster than many. Here each row, the longest
-    first, goes to the microbatch with the fewest tokens (Graham, "Bounds on multiprocessing timing anomalies", 1969).
+    First fit fills all but the last one, whose few tokens a GPU computes no faster than many. Two other ways are tried, and the
+    one whose fullest microbatch is smallest is taken: each row, the longest first, to the microbatch with the fewest tokens
+    (Graham, "Bounds on multiprocessing timing anomalies", 1969), good for many rows; and first fit with the smallest limit that
+    takes no more microbatches (Coffman, Garey and Johnson, "An application of bin-packing to multiprocessor scheduling", 1978).
     """
     fewest = pack(lengths, max_tokens)
-    even: list[list[int]] = [[] for _ in fewest]
+    fewest_tokens_first: list[list[int]] = [[] for _ in fewest]
     loads = [(0, k) for k in range(len(fewest))]
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         load, k = loads[0]
-        even[k].append(i)
+        fewest_tokens_first[k].append(i)
         heapq.heapreplace(loads, (load + lengths[i], k))
-    fullest = max((sum(lengths[i] for i in rows) for rows in fewest), default=0)
-    return even if max(loads, default=(0, 0))[0] <= fullest else fewest
+    with_limit, least, most = fewest, sum(lengths) // max(len(fewest), 1), max_tokens
+    while most - least > max(most // 50, 1):
+        limit = (least + most) // 2
+        if len(packed := pack(lengths, limit)) <= len(fewest):
+            with_limit, most = packed, limit
+        else:
+            least = limit
+
+    def fullest_and_emptiest(packed: list[list[int]]) -> tuple[int, int]:
+        sums = [sum(lengths[i] for i in rows) for rows in packed]
+        return max(sums, default=0), -min(sums, default=0)
+
+    return min((fewest, fewest_tokens_first, with_limit), key=fullest_and_emptiest)
 
 
 def by_prompt(prompts: Sequence[Sequence[int]], shortest: int) -> list[list[int]]:

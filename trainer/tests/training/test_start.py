@@ -3,6 +3,7 @@
 import importlib
 import json
 import pickle
+import py_compile
 import sys
 
 import pytest
@@ -28,16 +29,22 @@ def test_the_parts_of_a_start_are_kept_and_add_up(tmp_path):
     assert list(json.loads((tmp_path / start.FILE).read_text())) == ["tasks", "first rollouts", "first training"]
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_modules_that_python_compiles_for_each_run_are_told(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", not kept)
-    monkeypatch.setattr(start, "MANY", 1)
+@pytest.mark.parametrize(
+    ("writes", "compiled", "told"), [(False, False, True), (False, True, False), (True, False, False)]
+)
+def test_python_that_compiles_its_modules_for_each_run_is_told(writes, compiled, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / f"of_this_run_{kept}.py").write_text("")
-    importlib.import_module(f"of_this_run_{kept}")
+    name = f"large_{writes}_{compiled}"
+    (tmp_path / f"{name}.py").write_text("")
+    if compiled:
+        py_compile.compile(str(tmp_path / f"{name}.py"))
+    importlib.import_module(name)
+    monkeypatch.setattr(sys, "dont_write_bytecode", not writes)
+    monkeypatch.setattr(start, "LARGE", (name, "not_imported"))
     start.begin()
     start.lap("imports")
-    assert start.first_step_ended(tmp_path, 0.0).endswith("while PYTHONDONTWRITEBYTECODE is set") is not kept
+    assert ("PYTHONDONTWRITEBYTECODE" in start.first_step_ended(tmp_path, 0.0)) is told
 
 
 def test_the_model_that_is_compiled_has_the_layers_of_the_run_and_its_weights_fit_into_bfloat16():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.inference.paged import engine as paged
-from plumbob.trainer.inference.paged import forward
+from plumbob.trainer.inference.paged import forward, sampling
 from plumbob.trainer.inference.paged.decoding import UNIFORMS
 from plumbob.trainer.inference.paged.engine import PagedEngine
 from plumbob.trainer.inference.paged.opening import open_paged
@@ -293,6 +293,14 @@ def test_what_a_loop_left_when_its_last_rollout_was_cancelled_holds_up_no_other(
         assert not engine.busy and engine.pool.available == engine.pool.count - 1
         said = [asyncio.run(ask(engine)), runner.run(ask(engine)), asyncio.run(ask(make_engine(qwen2)))]
     assert said[0].token_ids == said[1].token_ids == said[2].token_ids
+
+
+@pytest.mark.parametrize(("size", "rows"), [(23 * 10**9, 147), (80 * 10**9, 512), (10**6, 1)])
+def test_logits_take_a_small_part_of_a_gpu_s_memory(size, rows, monkeypatch):
+    monkeypatch.setattr(sampling, "total_memory", lambda device: size)
+    head = type("Head", (), {"is_cuda": True, "device": None, "__len__": lambda self: 152_064})()
+    assert sampling.rows_at_once(head) == rows
+    assert rows == 1 or 4 * 152_064 * rows <= size / 256
 
 
 def test_tokens_do_not_depend_on_how_many_rows_have_logits_at_once(qwen2, monkeypatch):

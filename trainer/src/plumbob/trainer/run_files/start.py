@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from plumbob.console.files import write_whole
 
 FILE = "start.json"
-MANY = 1000
-"""Modules whose compilation takes seconds."""
+LARGE = ("torch", "transformers")
+"""Packages whose compilation takes seconds."""
 
 _parts: dict[str, float] = {}
 _last = time.monotonic()
@@ -45,15 +47,12 @@ def first_step_ended(directory: Path, rollouts: float) -> str:
 
 
 def _compiled_anew() -> str:
-    """The rest of the line if Python has compiled the modules for this run, and will for the next: two thirds of the imports."""
-    if not sys.dont_write_bytecode:
+    """What else to say if Python has compiled what this run imported, and keeps none of it for the next run; "" otherwise."""
+    sources = [getattr(sys.modules.get(name), "__file__", None) for name in LARGE]
+    kept = any(os.path.exists(cache_from_source(file)) for file in sources if file)
+    if not sys.dont_write_bytecode or kept or not any(sources):
         return ""
-    specs = [getattr(module, "__dict__", {}).get("__spec__") for module in list(sys.modules.values())]
-    anew = sum(not Path(file).exists() for spec in specs if (file := getattr(spec, "cached", None)))
-    told = (
-        f"; Python compiled {anew} modules for the imports, as it will in each run while PYTHONDONTWRITEBYTECODE is set"
-    )
-    return told if anew >= MANY else ""
+    return "; imports take a third without PYTHONDONTWRITEBYTECODE, which makes Python compile all that they load in each run"
 
 
 def read(directory: Path) -> dict[str, float]:

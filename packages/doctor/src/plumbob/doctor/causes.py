@@ -173,8 +173,8 @@ advantages
   rewards-of-other-rollouts
     Samples are trained with the rewards of other rollouts, or what a rollout earns depends on those that are scored at
     the same time.
-    To do: Keep each reward in one object with its rollout, and sort, filter and gather them together. In an environment,
-    let reset() make anew what rewards read, in the object and not in its class.
+    To do: Keep each reward in one object with its rollout, and sort, filter and gather them together. In an environment
+    of TRL, let reset() set every attribute that rewards read, on the object and not on its class.
     Includes: reward-nondeterministic
     Reported: PeterGriffinJin/Search-R1#88, tenstorrent/tt-metal#46412
   advantages-wrong

@@ -43,7 +43,7 @@ def compile_layers(model: PreTrainedModel, kind: str, backend: Any = "inductor")
     for ban in ("ban_recompute_materialized_backward", "ban_recompute_used_far_apart"):
         setattr(torch._functorch.config, ban, False)
     # Otherwise the norms' backward pass has one kernel for many tokens and others for few, and a step whose last microbatch is
-    # small compiles the layers once more: 9 s of a first step.
+    # small compiles the layers once more: 9 s of a first step (docs/results/speed.md).
     inductor: Any = torch._inductor.config
     inductor.triton.mix_order_reduction_non_strict_mode = True
     if kind != "zero3":

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.console.app import run_app
@@ -159,6 +159,7 @@ PROJECT = {
 }  # fmt: skip
 
 
+@example(("tool", "uv", "sources", "six", "path"), "\0")
 @given(st.sampled_from(places(PROJECT)), VALUES)
 @settings(max_examples=300, deadline=None)
 def test_a_project_with_any_part_of_another_kind_is_read_or_refused(path, value):

@@ -157,7 +157,8 @@ def local_sources(project: Project) -> dict[str, Path]:
             if source.get("workspace") and normalise(name) in members:
                 found[normalise(name)] = members[normalise(name)]
             elif "path" in source and owner is not None:
-                found[normalise(name)] = (owner.root / source["path"]).resolve()
+                with contextlib.suppress(ValueError):  # no path: it holds a null byte
+                    found[normalise(name)] = (owner.root / source["path"]).resolve()
     return found
 
 

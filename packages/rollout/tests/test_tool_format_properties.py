@@ -152,7 +152,8 @@ def test_one_wrong_character_never_makes_a_call_with_fewer_arguments(name, argum
 def test_a_call_that_is_cut_off_is_never_read_with_fewer_arguments(name, arguments, data):
     form, call = named(name), ParsedCall("run", arguments)
     text = form.write("", [call])
-    cut = text[: data.draw(st.integers(0, len(text)))]
+    ends = st.sampled_from([m.end() for m in re.finditer(r"\s|\W(?=\w)", text)] or [0])
+    cut = text[: data.draw(ends | st.integers(0, len(text)))]
     for found in form.read(cut, {"run": _schema_of(call)}).calls:
         assert isinstance(found, MalformedCall) or len(found.arguments) >= len(arguments), cut
 

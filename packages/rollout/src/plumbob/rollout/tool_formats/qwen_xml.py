@@ -54,8 +54,12 @@ def _otherwise(names: frozenset[str]) -> re.Pattern[str]:
 def _function(text: str, opening: re.Match[str], tools: Tools) -> Found:
     name, at = opening[1].strip().strip("\"'"), opening.end()
     try:
-        arguments, at = _arguments(text, at, properties(tools.get(name, {})))
+        declared = properties(tools.get(name, {}))
+        arguments, at = _arguments(text, at, declared)
         _check_finished(text, opening, at)
+        # A closing tag may be missing, but not with an argument: the call was cut off then.
+        if not text[at:].strip() and not {*(tools.get(name, {}).get("required") or declared)} <= arguments.keys():
+            raise ValueError(f"<function={name}> was never closed with </function>")
     except ValueError as error:
         following = _FUNCTION.search(text, opening.end())
         end = len(text) if following is None else following.start()

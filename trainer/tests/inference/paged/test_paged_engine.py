@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.inference.paged import engine as paged
 from plumbob.trainer.inference.paged import forward, sampling
-from plumbob.trainer.inference.paged.decoding import UNIFORMS
+from plumbob.trainer.inference.paged.decoding import UNIFORMS, draw_truncated
 from plumbob.trainer.inference.paged.engine import PagedEngine
 from plumbob.trainer.inference.paged.opening import open_paged
 from plumbob.trainer.inference.paged.pages import TRASH, OutOfPages, PagePool
@@ -307,10 +307,17 @@ def test_tokens_do_not_depend_on_how_many_rows_have_logits_at_once(qwen2, monkey
     weights = Weights.of(qwen2, 16)
     hidden = torch.randn(10, weights.embed.shape[1])
     uniforms, temperatures = torch.rand(10, dtype=torch.float64), torch.linspace(0, 2, 10)
-    ids, logprobs = forward.draw(weights, hidden, temperatures, uniforms)
+    settings = [Sampling(temperature=0.7, top_p=0.5, max_tokens=1)] * 10
+
+    def both():
+        plain = forward.draw(weights, hidden, temperatures, uniforms)
+        return [*plain, *draw_truncated(weights, hidden, settings, uniforms.tolist())]
+
+    ids, logprobs, nucleus, of_nucleus = both()
     monkeypatch.setattr(forward, "rows_at_once", lambda head: 3)
-    again = forward.draw(weights, hidden, temperatures, uniforms)
+    again = both()
     assert torch.equal(ids, again[0]) and torch.allclose(logprobs, again[1], atol=1e-5)
+    assert torch.equal(nucleus, again[2]) and torch.allclose(of_nucleus, again[3], atol=1e-5)
 
 
 def test_logits_that_are_not_numbers_fail_that_rollout_by_name(qwen2, run_async):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -289,9 +290,15 @@ def draw_truncated(
             same = torch.full((len(members),), temperature, device=device)
             ids[members], logprobs[members] = forward.draw(weights, hidden[members], same, numbers)
         else:
-            own = forward.logits(weights, hidden[members]) / temperature
-            ids[members], logprobs[members] = draw(own, numbers, top_p, top_k, min_p)
+            choose = partial(_draw_truncated, temperature, (top_p, top_k, min_p), numbers)
+            ids[members], logprobs[members] = forward.draw_by(weights, hidden[members], choose)
     return ids, logprobs
+
+
+def _draw_truncated(
+    temperature: float, limits: tuple[float, int, float], uniforms: torch.Tensor, logits: torch.Tensor, rows: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return draw(logits / temperature, uniforms[rows], *limits)
 
 
 def _next_uniforms(lanes: Lanes, count: int, tokens: int, under_way: int = 0) -> np.ndarray:

@@ -123,11 +123,21 @@ def logits(weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
 def draw(
     weights: Weights, hidden: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token per row, a few rows at a time: ids [B] and log-probabilities [B]. See `sampling.sample`."""
+    """Sample one token per row from the whole vocabulary: ids [B] and log-probabilities [B]. See `sampling.sample`."""
+    return draw_by(weights, hidden, lambda z, rows: sample(z, temperature[rows], uniforms[rows]))
+
+
+def draw_by(
+    weights: Weights, hidden: torch.Tensor, choose: Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample one token per row, a few rows at a time: ids [B] and log-probabilities [B].
+
+    `choose`: (logits [N, V], the N rows of the B that they are of) -> ids [N] and log-probabilities [N].
+    """
     parts, most = [], rows_at_once(weights.head)
     for start in range(0, len(hidden), most):
         rows = slice(start, start + most)
-        parts.append(sample(logits(weights, hidden[rows]), temperature[rows], uniforms[rows]))
+        parts.append(choose(logits(weights, hidden[rows]), rows))
     ids, logprobs = zip(*parts, strict=True)
     return torch.cat(ids), torch.cat(logprobs)
 

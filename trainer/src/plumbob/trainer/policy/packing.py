@@ -39,13 +39,15 @@ def pack_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     takes no more microbatches (Coffman, Garey and Johnson, "An application of bin-packing to multiprocessor scheduling", 1978).
     """
     fewest = pack(lengths, max_tokens)
+    if len(fewest) < 2:
+        return fewest
     fewest_tokens_first: list[list[int]] = [[] for _ in fewest]
     loads = [(0, k) for k in range(len(fewest))]
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         load, k = loads[0]
         fewest_tokens_first[k].append(i)
         heapq.heapreplace(loads, (load + lengths[i], k))
-    with_limit, least, most = fewest, sum(lengths) // max(len(fewest), 1), max_tokens
+    with_limit, least, most = fewest, sum(lengths) // len(fewest), max_tokens
     while most - least > max(most // 50, 1):
         limit = (least + most) // 2
         if len(packed := pack(lengths, limit)) <= len(fewest):
@@ -55,7 +57,7 @@ def pack_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
     def fullest_and_emptiest(packed: list[list[int]]) -> tuple[int, int]:
         sums = [sum(lengths[i] for i in rows) for rows in packed]
-        return max(sums, default=0), -min(sums, default=0)
+        return max(sums), -min(sums)
 
     return min((fewest, fewest_tokens_first, with_limit), key=fullest_and_emptiest)
 

@@ -158,6 +158,17 @@ def test_a_call_that_is_cut_off_is_never_read_with_fewer_arguments(name, argumen
         assert isinstance(found, MalformedCall) or len(found.arguments) >= len(arguments), cut
 
 
+def test_a_call_without_its_closing_tag_needs_what_its_tool_requires():
+    types = {"type": "object", "properties": {"q": {"type": "integer"}, "n": {"type": "integer"}}}
+    tags, whole = "<function=run>\n<parameter=q>\n1\n</parameter>\n", '<function=run>{"q": 1}'
+    (cut,), (optional,), (complete,) = (
+        named("qwen-xml").read(text, {"run": schema}).calls
+        for text, schema in ((tags, types), (tags, {**types, "required": ["q"]}), (whole, types))
+    )
+    assert isinstance(cut, MalformedCall)
+    assert optional == complete == ParsedCall("run", {"q": 1})
+
+
 class Letters:
     """A tokenizer for upstream's parsers: one token for each character, and for the tags of a tool call."""
 

@@ -54,12 +54,8 @@ def _otherwise(names: frozenset[str]) -> re.Pattern[str]:
 def _function(text: str, opening: re.Match[str], tools: Tools) -> Found:
     name, at = opening[1].strip().strip("\"'"), opening.end()
     try:
-        declared = properties(tools.get(name, {}))
-        arguments, at = _arguments(text, at, declared)
+        arguments, at = _arguments(text, at, tools.get(name, {}))
         _check_finished(text, opening, at)
-        # A closing tag may be missing, but not with an argument: the call was cut off then.
-        if not text[at:].strip() and not {*(tools.get(name, {}).get("required") or declared)} <= arguments.keys():
-            raise ValueError(f"<function={name}> was never closed with </function>")
     except ValueError as error:
         following = _FUNCTION.search(text, opening.end())
         end = len(text) if following is None else following.start()
@@ -83,8 +79,8 @@ def _check_finished(text: str, opening: re.Match[str], at: int) -> None:
         )
 
 
-def _arguments(text: str, at: int, declared: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    start = skip_space(text, at)
+def _arguments(text: str, at: int, schema: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    declared, start = properties(schema), skip_space(text, at)
     if text.startswith("{", start):
         value, end = read_value(text, start)
         return value, end
@@ -99,6 +95,9 @@ def _arguments(text: str, at: int, declared: Mapping[str, Any]) -> tuple[dict[st
             raise ValueError(f"<parameter={opening[1][:60]}> was never closed with </parameter>")
         pairs.append((key, _typed(spelled, declared.get(key))))
         at = ending.end()
+    # A closing tag may be missing, but not with an argument: the call was cut off then.
+    if skip_space(text, at) == len(text) and not {*(schema.get("required") or declared)} <= {key for key, _ in pairs}:
+        raise ValueError("the call was never closed with </function>")
     return unique(pairs), at
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch._inductor.config
+import torch.fx.experimental._config
 from plumbob.trainer.distributed.base import decoder_layers
 from transformers import PreTrainedModel
 
@@ -37,6 +38,10 @@ def compile_layers(model: PreTrainedModel, kind: str, backend: Any = "inductor")
     # Otherwise each number of a layer (epsilon, scale of attention or LoRA) is a variable on the CPU, for which inductor
     # looks for a C++ compiler: half a minute in the first step.
     dynamo.specialize_float = True
+    # Otherwise two sizes that are equal when a layer is compiled are one variable: a microbatch of 63 pieces, whose bounds are 64
+    # numbers, got code for exactly as many pieces where a head has 64 dimensions, and the next one was compiled anew.
+    shapes: Any = torch.fx.experimental._config
+    shapes.use_duck_shape = False
     # Keep for the backward pass what is expensive to compute again, and recompute what follows from it by elementwise
     # operations, even if that is written to memory twice. This takes a third less memory, and keeps no copies of the
     # weights in bfloat16.

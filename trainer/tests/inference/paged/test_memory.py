@@ -149,12 +149,17 @@ def test_running_out_of_memory_while_decoding_goes_on_with_fewer_lanes(qwen2, mo
     assert failed == [16, 8]  # it stays as small as it has become
 
 
-def test_running_out_of_memory_while_prompts_are_read_goes_on_with_fewer_tokens_at_once(qwen2, monkeypatch):
+@pytest.mark.parametrize(("most", "kept"), [(300, False), (1100, True)])
+def test_running_out_of_memory_while_prompts_are_read_goes_on_with_fewer_tokens_at_once(qwen2, monkeypatch, most, kept):
+    """The cache is made smaller too only where passes would become too short for a GPU."""
     prompts = [[5 + i] * 100 for i in range(16)]
     expected = sample_all(engine_of(qwen2), prompts, max_tokens=6)
-    failed = fails_above(monkeypatch, "prefill", 300, lambda rows: sum(len(row.ids) - row.known for row in rows))
-    ours = sample_all(engine_of(qwen2), prompts, max_tokens=6)
+    failed = fails_above(monkeypatch, "prefill", most, lambda rows: sum(len(row.ids) - row.known for row in rows))
+    engine = engine_of(qwen2)
+    pages = engine.pool.count
+    ours = sample_all(engine, prompts, max_tokens=6)
     assert failed and [c.token_ids for c in ours] == [c.token_ids for c in expected]
+    assert (engine.pool.count == pages) is kept and engine.pool.available == engine.pool.count - 1
 
 
 def test_running_out_of_memory_in_the_middle_of_rollouts_loses_none_of_what_they_have_sampled(qwen2, monkeypatch):

@@ -39,6 +39,8 @@ SCORED_SINGLY = 2
 """Tokens at the end of the ids of a weight sync's check that are computed one by one: each is a pass over the model."""
 PREFILL_TOKENS = 1 << 14
 """Most new tokens of one prefill pass, unless a single prompt has more."""
+FEWEST_PREFILL_TOKENS = 1 << 10
+"""A pass over fewer tokens is too short for a GPU."""
 
 
 class PagedEngine(InProcessEngine[PagedRequest]):
@@ -170,10 +172,20 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         self._shrink(reason)
 
     def _shrink(self, reason: str) -> None:
-        """Give half of the cache back after running out of memory, and halve what is computed at once.
+        """Read half as many tokens of prompts at once after running out of memory; also give half of the cache back if that
+        was not the reason, or would be too few.
 
-        Rollouts under way wait again. They keep what they have sampled, and read it again as part of their prompt.
+        Rollouts under way wait again then. They keep what they have sampled, and read it again as part of their prompt.
         """
+        self._prefill_tokens = max(self._prefill_tokens // 2, 1)
+        if self._admitting and self._prefill_tokens >= FEWEST_PREFILL_TOKENS:
+            for request in self._admitting:
+                self.pool.release(request.pages)
+                request.pages = []
+            self._waiting, self._admitting = [*self._admitting, *self._waiting], []
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return
         for lane in range(len(self._active)):
             self._note(lane)
         self._drop_runs()
@@ -182,7 +194,6 @@ class PagedEngine(InProcessEngine[PagedRequest]):
             request.pages = []
         self._waiting = [*again, *self._waiting]
         self._active, self._admitting = [], []
-        self._prefill_tokens = max(self._prefill_tokens // 2, 1)
         slots, pages = max(self._max_slots // 2, 1), max((self.pool.count - 1) // 2, self._longest)
         self._drop_cache()
         self._allocate(slots, pages)

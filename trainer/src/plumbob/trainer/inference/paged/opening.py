@@ -93,10 +93,10 @@ def open_paged(
     pages, prefill = max_slots * per_rollout, PREFILL_TOKENS
     if (memory := memory_of(weights.embed.device)) is not None:
         pages = pages_that_fit(pages, per_rollout, bytes_of_page(weights, PAGE), memory, share, later)
-        # What a prompt's token takes is mostly the MLP's wide activations: in bfloat16, and once more in between. Half of the
-        # margin is for them: a 7B in 24 GB ran out of memory in a prefill that was planned to take all of it.
+        # What a prompt's token takes is mostly the MLP's wide activations: in bfloat16, and once more in between. A third of the
+        # margin is for them: a 7B in 24 GB ran out of memory in a prefill that took half of it, because .8 GiB were in pieces.
         of_a_token = 2 * weights.layers[0].gate_up.weight.shape[0] * weights.dtype.itemsize
-        prefill = min(prefill, memory.margin // (2 * of_a_token))
+        prefill = min(prefill, memory.margin // (3 * of_a_token))
     engine = None
     while engine is None and pages >= per_rollout:
         try:

@@ -532,3 +532,14 @@ def test_work_behind_a_run_is_done_in_order_while_it_goes_on() -> None:
     behind.wait()
     assert done == [1, 2]
     assert not [thread for thread in threading.enumerate() if thread.name == "behind"]
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "size", "due"), [(None, 10**6, True), (None, 6 * 10**9, False), (1, 6 * 10**9, True)]
+)
+def test_the_first_checkpoint_waits_until_saving_it_takes_a_small_share_of_the_time(save_steps, size, due):
+    schedule = checkpoint.Schedule(save_steps, size)
+    schedule.last_end -= 60
+    assert schedule.is_due(1) is due
+    schedule.last_end -= 1000
+    assert schedule.is_due(2)

@@ -30,14 +30,17 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 SAVING_SHARE = 0.03
 """Without --save-steps, saving checkpoints may take this share of a run's time. A run that dies loses 33 times what saving
 takes at most: with half a billion parameters, whose checkpoint of 6 GB takes ten seconds, six minutes."""
+BYTES_PER_SECOND = 1e9
+"""How fast the first checkpoint is expected to be written."""
 
 
 class Schedule:
-    """When to save a checkpoint: every `save_steps` steps; if None, so often that saving takes `SAVING_SHARE` of the time."""
+    """When to save a checkpoint of `size` bytes: every `save_steps` steps; if None, so often that saving takes `SAVING_SHARE` of
+    the time."""
 
-    def __init__(self, save_steps: int | None) -> None:
+    def __init__(self, save_steps: int | None, size: int) -> None:
         self.save_steps = save_steps
-        self.last_cost = 0.0
+        self.last_cost = size / BYTES_PER_SECOND
         self.last_end = time.monotonic()
 
     def is_due(self, step: int) -> bool:

@@ -33,7 +33,7 @@ from plumbob.trainer.rollouts.interruption import Interrupted, Interruption
 from plumbob.trainer.rollouts.tasks import Read
 from plumbob.trainer.run_files import start
 from plumbob.trainer.training import checkpoint
-from plumbob.trainer.training.capacity.disk_space import disk_lines
+from plumbob.trainer.training.capacity.disk_space import bytes_of_checkpoint, disk_lines
 from plumbob.trainer.training.capacity.out_of_memory import explanation, resume_with
 from plumbob.trainer.training.finish import finish, write_report
 from plumbob.trainer.training.record import Recorder, means, open_recorder
@@ -109,7 +109,7 @@ def run(config: TrainConfig, resume_from: Path | None = None, read: Sequence[Rea
 def _train(run_: Run, recorder: Recorder, runner: asyncio.Runner, interruption: Interruption) -> int:
     """Take all remaining steps, with the evaluations and checkpoints between them; returns the exit code."""
     config, state, world = run_.config, run_.state, run_.world
-    schedule = checkpoint.Schedule(config.save_steps)
+    schedule = checkpoint.Schedule(config.save_steps, bytes_of_checkpoint(run_))
     for text in _opening_lines(run_):
         recorder.note(text)
 

@@ -19,8 +19,7 @@ def disk_lines(run: Run) -> list[str]:
     """
     config, policy, directory = run.config, run.policy, run.directory
     # With LoRA, num_parameters counts the adapter too, which is saved beside the merged model.
-    model, trained = 4 * policy.num_parameters, 4 * policy.num_trained
-    checkpoint = (trained if config.peft else model) + 2 * trained  # Adam keeps two numbers per trained weight
+    model, checkpoint = 4 * policy.num_parameters, bytes_of_checkpoint(run)
     count = config.save_total_limit + (config.keep_best is not None) + 1  # the one that is being written
     steps = 0 if run.demonstrations else run.num_steps - run.state.step
     traces = bytes_of_traces(config, run.rollouts_per_step, steps)
@@ -42,6 +41,12 @@ def disk_lines(run: Run) -> list[str]:
             "lower --save-total-limit. Traces that do not fit are left out; training goes on."
         )
     return lines
+
+
+def bytes_of_checkpoint(run: Run) -> int:
+    """Of weights, or of the adapter alone, and of the two numbers that Adam keeps for each trained weight."""
+    policy = run.policy
+    return 4 * ((policy.num_trained if run.config.peft else policy.num_parameters) + 2 * policy.num_trained)
 
 
 def bytes_of_traces(config: TrainConfig, rollouts: int, steps: int) -> int:

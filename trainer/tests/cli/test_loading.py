@@ -168,34 +168,6 @@ def test_memory_comes_in_growing_segments_where_that_is_known_to_help(engine, gi
     assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
 
 
-@pytest.mark.slow
-def test_transformers_is_the_same_after_its_models_files_are_read_once():
-    """Its classes, where they are, the versions of packages; and a file is opened at most once."""
-    code = """
-import sys, collections
-opened = collections.Counter()
-sys.addaudithook(lambda event, args: opened.update([str(args[0])]) if event == "open" else None)
-if sys.argv[1] == "once":
-    from plumbob.trainer.cli.loading import import_transformers, installed_read_once
-    with installed_read_once():
-        import_transformers()
-    files = {n: c for n, c in opened.items() if "transformers/models" in n or n.endswith("entry_points.txt")}
-    assert len(files) > 1000 and max(c for n, c in files.items() if n.endswith("entry_points.txt")) == 1
-    assert sum(c for n, c in files.items() if n.endswith(".py")) < 1.2 * len(files)
-import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel, models
-from transformers.utils import import_utils
-assert transformers.utils.import_utils is import_utils
-print(sorted(transformers._class_to_module.items()), sorted(models._class_to_module.items()), transformers.__version__)
-print([import_utils._is_package_available(name, return_version=True) for name in ("PIL", "torch", "sklearn", "accelerate")])
-"""
-    outputs = [
-        subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True) for how in ("once", "plain")
-    ]
-    assert outputs[0].returncode == 0, outputs[0].stderr
-    assert outputs[0].stdout == outputs[1].stdout and len(outputs[0].stdout) > 10_000
-
-
 WRONG = """
 train lookup --difficulty brutal
 train musique --datasets no/such.jsonl,answerable

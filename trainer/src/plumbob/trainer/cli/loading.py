@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import gc
 import getpass
 import hashlib
@@ -19,7 +18,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
@@ -68,76 +66,14 @@ def _replaced(owner: Any, name: str, value: Any) -> Generator[None]:
         setattr(owner, name, kept)
 
 
-class _Distributions(dict[str, list[str]]):
-    """`importlib.metadata.packages_distributions()`, which reads a list of the files of all that is installed.
-
-    It is read only for a package that is not named like its distribution.
-    """
-
-    def get(self, key: Any, default: Any = None, /) -> Any:
-        with suppress(metadata.PackageNotFoundError):
-            return [metadata.distribution(key).name]
-        return _packages_distributions().get(key, default)
-
-
-_packages_distributions = functools.cache(metadata.packages_distributions)
-
-
-@contextmanager
-def installed_read_once() -> Generator[None]:
-    """In this context a file of the metadata of what is installed is read once. Seven packages read all of them."""
-    found: dict[tuple[str, str], str | None] = {}
-    read = metadata.PathDistribution.read_text
-
-    def read_once(self: Any, filename: str) -> str | None:
-        key = (str(self._path), filename)
-        if key not in found:
-            found[key] = read(self, filename)
-        return found[key]
-
-    with _replaced(metadata.PathDistribution, "read_text", read_once):
-        yield
-
-
-def _read_models_once() -> None:
-    """Let transformers look once through the files of its models for their classes, many at a time.
-
-    It does so twice, one file after the other: 3,200 of 9,500 files that `train` opened. The module that does it is therefore
-    imported before the packages that it is in; in a version that does not allow this, everything is as transformers has it.
-    """
-    places = ("transformers", "transformers.utils")
-    before = set(sys.modules)
-    try:
-        for name in places:
-            spec = importlib.util.find_spec(name)
-            assert spec is not None
-            sys.modules[name] = importlib.util.module_from_spec(spec)
-        with _replaced(metadata, "packages_distributions", _Distributions):
-            module: Any = importlib.import_module("transformers.utils.import_utils")
-        read = module.create_import_structure_from_path = functools.cache(module.create_import_structure_from_path)
-        models = Path(module.__file__).parent.parent / "models"
-        with ThreadPoolExecutor(16) as pool:
-            list(pool.map(read, [entry.path for entry in os.scandir(models) if entry.is_dir()]))
-    except Exception:
-        for name in set(sys.modules) - before:
-            if name.startswith("transformers."):
-                del sys.modules[name]
-    for name in places:
-        sys.modules.pop(name, None)
-
-
 def import_transformers(torch: threading.Thread | None = None) -> None:
     """Import what language models need of transformers, without scikit-learn, SciPy and peft.
 
     Only the modules in `_IN_ORDER` are told that a package is not installed. All else in this process finds it. `torch`: of
     `import_torch_beside`, which is joined before what needs torch is imported.
     """
-    if "transformers" not in sys.modules:
-        _read_models_once()
     from transformers import utils
 
-    for name in ("import_utils", "logging"):  # Python does it for modules that come after the package that they are in
-        setattr(utils, name, sys.modules[f"transformers.utils.{name}"])
     if torch is not None:
         torch.join()
     for module, question in _IN_ORDER:

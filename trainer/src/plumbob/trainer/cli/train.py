@@ -23,7 +23,6 @@ from plumbob.trainer.cli.loading import (
     import_torch_beside,
     import_transformers,
     import_verifiers,
-    installed_read_once,
     use_growing_segments,
 )
 from plumbob.trainer.cli.typer_command import command_class
@@ -89,7 +88,6 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     start.begin()
     dry = given.get("dry_run")
     with ExitStack() as imports:
-        imports.enter_context(installed_read_once())
         no_settings = ("dry_run", "check_options")
         config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name not in no_settings})
         check_before_loading(config, run_dir)

@@ -6,7 +6,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from plumbob.trainer.cli.loading import fast_imports, import_torch_beside, import_transformers, installed_read_once
+from plumbob.trainer.cli.loading import fast_imports, import_torch_beside, import_transformers
 from plumbob.trainer.inference.vllm.vf_vllm import die_with_parent
 
 LEAST_MEMORY, PER_PARAMETER = 40 << 30, 24
@@ -18,7 +18,7 @@ def main() -> None:
     """Read settings from stdin, and write the file that is named in the arguments, before the parent's id, when all is compiled."""
     die_with_parent(int(sys.argv[2]))
     config = pickle.load(sys.stdin.buffer)
-    with installed_read_once(), fast_imports("what is compiled"):
+    with fast_imports("what is compiled"):
         import_transformers(import_torch_beside())
         import torch
         from plumbob.trainer.policy.loading import empty_model

@@ -61,10 +61,24 @@ def test_the_model_that_is_compiled_has_the_layers_of_the_run_and_its_weights_fi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"peft": True}, {"gradient_checkpointing": True}])
-def test_what_is_compiled_is_computed_without_an_error(settings, monkeypatch):
+@pytest.mark.parametrize(
+    ("part", "settings"), [("layers", {"peft": True}), ("layers", {"gradient_checkpointing": True}), ("engine", {})]
+)
+def test_what_is_compiled_is_computed_without_an_error(part, settings, monkeypatch):
     monkeypatch.setattr("plumbob.trainer.policy.token_logprobs.CHUNK_LOGITS_CUDA", 1 << 14)
-    warm(TrainConfig(model="tiny", max_context=64, microbatch_tokens=256, **settings), torch.device("cpu"))
+    config, said = TrainConfig(model="tiny", max_context=64, microbatch_tokens=256, **settings), []
+    warm(config, torch.device("cpu"), part, lambda: said.append(part))
+    assert said == [part]
+
+
+def test_a_step_waits_for_the_process_that_compiles_for_it_only_while_it_does(monkeypatch):
+    asked = iter([True, True, False])
+    monkeypatch.setattr(start, "compiling", lambda: next(asked))
+    start.wait_for_compiled(every=0)
+    assert not list(asked) and start.compiling is None
+    monkeypatch.setattr(start, "compiling", lambda: True)  # for ever
+    start.wait_for_compiled(most=0)
+    assert start.compiling is None
 
 
 @pytest.mark.parametrize(
@@ -76,23 +90,26 @@ def test_compiled_code_has_another_name_where_it_is_other_code(changes, same):
     assert (loading.warm_key(TrainConfig(model="tiny", **changes)) == named) is same
 
 
-def test_settings_reach_the_process_that_compiles_and_it_is_started_once(tmp_path, monkeypatch):
+def test_settings_reach_the_processes_that_compile_and_each_is_started_once(tmp_path, monkeypatch):
     started = []
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(loading, "DEVICE", tmp_path)  # as on a machine with a GPU
     monkeypatch.setattr(loading.sys, "executable", str(tmp_path / "python"))
-    (tmp_path / "python").write_text(f"#!/bin/sh\necho $3 > {tmp_path}/done\nexec cat > {tmp_path}/got\n")
+    monkeypatch.setattr(start, "compiling", None)
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho $4 > {tmp_path}/done-$3\nexec cat > {tmp_path}/got-$3\n")
     (tmp_path / "python").chmod(0o755)
     config = TrainConfig(model="tiny", peft=True)
     monkeypatch.setattr(loading.atexit, "register", lambda kill: started.append(kill.__self__))
     loading.compile_meanwhile(config, cpus=8)
-    (process,) = started
-    assert process.wait(60) == 0 and pickle.loads((tmp_path / "got").read_bytes()) == config
-    mark = tmp_path / "plumbob" / loading.warm_key(config)
-    assert (tmp_path / "done").read_text().strip() == str(mark)
-    mark.parent.mkdir()
-    mark.touch()
+    assert [process.wait(60) for process in started] == [0, 0]
+    assert start.compiling is not None and not start.compiling()  # it has ended
+    marks = {part: tmp_path / "plumbob" / f"{loading.warm_key(config)}-{part}" for part in ("engine", "layers")}
+    marks["engine"].parent.mkdir()
+    for part, mark in marks.items():
+        assert pickle.loads((tmp_path / f"got-{part}").read_bytes()) == config
+        assert (tmp_path / f"done-{part}").read_text().strip() == str(mark)
+        mark.touch()
     for other, cpus in ((config, 8), (TrainConfig(model="tiny"), 2), (TrainConfig(model="tiny", engine="vllm"), 8)):
         loading.compile_meanwhile(other, cpus=cpus)
-    assert len(started) == 1
+    assert len(started) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
 import getpass
 import hashlib
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbob.console.working import Working
+from plumbob.trainer.run_files import start
 from plumbob.trainer.run_files.model_path import model_path
 
 DEVICE = Path("/dev/nvidiactl")
@@ -145,10 +147,11 @@ def use_growing_segments(engine: str) -> None:
 
 
 def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
-    """Start the process of `warm.py`, if there is a GPU and nothing is compiled for these settings yet.
+    """Start two processes of `warm.py`, if there is a GPU and nothing is compiled for these settings yet.
 
-    It ends by itself, or with this process. Not for several processes, or where the GPU's memory is scarce (--engine vllm,
-    --gpu-memory), and not on few processors, where it would hold up the run.
+    One compiles the engine's kernels and one the layers that are trained. They end by themselves, or with this process. Not for
+    a run of several processes, or where the GPU's memory is scarce (--engine vllm, --gpu-memory), and not on few processors, where
+    they would hold up the run.
     """
     several, scarce = os.environ.get("WORLD_SIZE", "1") != "1", config.engine == "vllm" or config.gpu_memory
     if several or scarce or (cpus or 1) < 4 or not DEVICE.exists():
@@ -159,16 +162,23 @@ def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
         )
         # torch sets it when it first compiles: the engine's kernels, which are compiled before, would be somewhere else.
         os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton/0")
-        done = Path(cache) / "plumbob" / warm_key(config)
-        if done.exists():
-            return
-        command = [sys.executable, "-m", "plumbob.trainer.cli.warm", str(done), str(os.getpid())]
-        quiet = subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-        atexit.register(process.kill)
-        assert process.stdin is not None
-        with process.stdin:
-            pickle.dump(config, process.stdin)
+        for part in ("engine", "layers") if config.engine in ("auto", "paged") else ("layers",):
+            done = Path(cache) / "plumbob" / f"{warm_key(config)}-{part}"
+            if done.exists():
+                continue
+            command = [sys.executable, "-m", "plumbob.trainer.cli.warm", part, str(done), str(os.getpid())]
+            quiet = subprocess.DEVNULL
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+            atexit.register(process.kill)
+            if part == "layers":
+                start.compiling = functools.partial(_still_compiles, process, done)
+            assert process.stdin is not None
+            with process.stdin:
+                pickle.dump(config, process.stdin)
+
+
+def _still_compiles(process: subprocess.Popen[bytes], done: Path) -> bool:
+    return process.poll() is None and not done.exists()
 
 
 def warm_key(config: Any) -> str:

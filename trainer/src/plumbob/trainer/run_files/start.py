@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -16,6 +16,9 @@ from plumbob.console.files import write_whole
 FILE = "start.json"
 LARGE = ("torch", "transformers")
 """Packages whose compilation takes seconds."""
+
+compiling: Callable[[], bool] | None = None
+"""Whether another process still compiles the layers that this one will train; None if no process does so."""
 
 _parts: dict[str, float] = {}
 _last = time.monotonic()
@@ -35,6 +38,18 @@ def lap(part: str) -> None:
     now = time.monotonic()
     _parts[part] = _parts.get(part, 0.0) + now - _last
     _last = now
+
+
+def wait_for_compiled(most: float = 30.0, every: float = 0.05) -> None:
+    """Wait, for at most so many seconds, while another process compiles what this one needs now.
+
+    It has begun earlier than this one would.
+    """
+    global compiling
+    until = time.monotonic() + most
+    while compiling is not None and compiling() and time.monotonic() < until:
+        time.sleep(every)
+    compiling = None
 
 
 def first_step_ended(directory: Path, rollouts: float) -> str:

@@ -11,6 +11,7 @@ from plumbob.trainer.policy.packing import to_device
 from plumbob.trainer.policy.policy import NO_ROW
 from plumbob.trainer.rollouts.batch import RunFailed
 from plumbob.trainer.rollouts.interruption import Interruption
+from plumbob.trainer.run_files import start
 from plumbob.trainer.training.capacity.out_of_memory import exit_out_of_memory, explanation, give_back, resume_with
 from plumbob.trainer.training.minibatches import Minibatch
 from plumbob.trainer.training.run import Run
@@ -37,6 +38,7 @@ def accumulate(
     GPU still computes then. Raises RunFailed if a single row does not fit beside such an engine.
     """
     policy, state = run.policy, run.state
+    start.wait_for_compiled()
     while True:
         policy.sharding.zero_grad()
         sums: list[MicrobatchSums] = []

@@ -1,15 +1,14 @@
-"""Compile what a run on a GPU will need in a process of its own, while the run imports, loads its model and samples.
+"""Compile what a run on a GPU will need in processes of their own, while the run imports, loads its model and samples.
 
 Compiled code goes to the folders in which torch and Triton keep it, where the run finds it: it then traces its layers, but
-neither generates nor compiles code for them. A process and not a thread, because tracing is Python, as are imports and rollouts.
-If something goes wrong here, the run compiles everything itself, as it does without this process.
+neither generates nor compiles code for them. Processes and not threads, because tracing is Python, as are imports and rollouts.
+If something goes wrong here, the run compiles everything itself, as it does without them.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,16 +30,18 @@ SMALL_VOCABULARY = 256
 """Ids of the model that is compiled: no code of a layer depends on how many there are."""
 
 
-def warm(config: TrainConfig, device: torch.device) -> None:
-    """Compile what a run with these settings computes on `device`, by computing it for a model of one layer of the same shapes."""
+def warm(config: TrainConfig, device: torch.device, part: str, done: Callable[[], object]) -> None:
+    """Compile a part of what a run with these settings computes on `device`, by computing it for a model of one layer.
+
+    `part`: "engine", which is the paged one, or "layers". `done`: called when all is compiled that a step needs in most runs.
+    """
     model, vocab = one_layer(config.model, device)
     plan = plan_forward(model, config.max_context, SMALL_VOCABULARY)
-    engine = threading.Thread(target=_sample, args=(copy.deepcopy(model), plan, config, vocab))
-    if config.engine in ("auto", "paged"):
-        engine.start()  # Triton waits for its assembler most of the time
-    _train(Policy(model, config, device, plan=plan), config, vocab)
-    if engine.ident is not None:
-        engine.join()
+    if part == "layers":
+        _train(Policy(model, config, device, plan=plan), config, vocab, done)
+    else:
+        _sample(model, plan, config, vocab)
+        done()
 
 
 def one_layer(name: str, device: torch.device) -> tuple[PreTrainedModel, int]:
@@ -57,7 +58,7 @@ def one_layer(name: str, device: torch.device) -> tuple[PreTrainedModel, int]:
     return model, vocab
 
 
-def _train(policy: Policy, config: TrainConfig, vocab: int) -> None:
+def _train(policy: Policy, config: TrainConfig, vocab: int, done: Callable[[], object]) -> None:
     """Forward and backward passes over a microbatch of the usual size, because code is chosen by sizes."""
     length = max(min(config.max_context, config.microbatch_tokens) // 2, 2)
     count, half = max(config.microbatch_tokens // length, 2), length // 2
@@ -67,16 +68,20 @@ def _train(policy: Policy, config: TrainConfig, vocab: int) -> None:
     for _ in range(2):  # the second one finds the gradients of the first
         policy.sharding.backward(policy.score(rows, config.temperature).logprobs.sum(), last=True)
     compile_for(policy.device, vocab, config.temperature, config.bf16)
+    done()
     with torch.no_grad():  # last, because only a step with a reference or several updates needs it
         policy.score(rows[:1], config.temperature)
 
 
 @torch.no_grad()
 def _sample(model: PreTrainedModel, plan: ForwardPlan, config: TrainConfig, vocab: int) -> None:
-    """The engine's kernels: in float32, in which it is compared with the model, and in the run's precision."""
-    with suppress(Exception):
-        check_exact(model, plan, config.max_context)
-        cast_weights(model, torch.bfloat16 if config.bf16 else torch.float32)
-        engine = PagedEngine(Weights.of(model, config.max_context), max_slots=2, max_length=256)
-        engine.score(measured_rows(SMALL_VOCABULARY, (64,))[0].token_ids)
-        fused.block_sums(torch.zeros(2, vocab, device=model.device), torch.ones(2, device=model.device), BLOCK)
+    """The engine's kernels: in the run's precision, and in float32, in which it is compared with the model.
+
+    In this order, because the run needs the second ones first, and has no time to wait for them.
+    """
+    exact = copy.deepcopy(model)
+    cast_weights(model, torch.bfloat16 if config.bf16 else torch.float32)
+    engine = PagedEngine(Weights.of(model, config.max_context), max_slots=2, max_length=256)
+    engine.score(measured_rows(SMALL_VOCABULARY, (64,))[0].token_ids)
+    fused.block_sums(torch.zeros(2, vocab, device=model.device), torch.ones(2, device=model.device), BLOCK)
+    check_exact(exact, plan, config.max_context)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.rollout import EngineError, Sampling
 from plumbob.trainer.inference.engine import engine_module
+from plumbob.trainer.inference.paged import engine as paged_engine
 from plumbob.trainer.inference.paged import forward, opening
 from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine, pages_of
 from plumbob.trainer.inference.paged.forward import bytes_of_page
@@ -149,10 +150,10 @@ def test_running_out_of_memory_while_decoding_goes_on_with_fewer_lanes(qwen2, mo
     assert failed == [16, 8]  # it stays as small as it has become
 
 
-@pytest.mark.parametrize(("most", "kept"), [(300, False), (1100, True)])
+@pytest.mark.parametrize(("most", "kept"), [(300, False), (1700, True)])
 def test_running_out_of_memory_while_prompts_are_read_goes_on_with_fewer_tokens_at_once(qwen2, monkeypatch, most, kept):
     """The cache is made smaller too only where passes would become too short for a GPU."""
-    prompts = [[5 + i] * 100 for i in range(16)]
+    prompts = [[5 + i] * 200 for i in range(16)]
     expected = sample_all(engine_of(qwen2), prompts, max_tokens=6)
     failed = fails_above(monkeypatch, "prefill", most, lambda rows: sum(len(row.ids) - row.known for row in rows))
     engine = engine_of(qwen2)
@@ -160,6 +161,28 @@ def test_running_out_of_memory_while_prompts_are_read_goes_on_with_fewer_tokens_
     ours = sample_all(engine, prompts, max_tokens=6)
     assert failed and [c.token_ids for c in ours] == [c.token_ids for c in expected]
     assert (engine.pool.count == pages) is kept and engine.pool.available == engine.pool.count - 1
+
+
+@pytest.mark.parametrize(("owner", "name"), [(forward.Cache, "copy"), (paged_engine, "draw_truncated")])
+def test_running_out_of_memory_after_shared_prompts_were_read_loses_no_page(qwen2, monkeypatch, capsys, owner, name):
+    prompts = [[5 + i // 4] * 150 for i in range(16)]
+    expected = sample_all(engine_of(qwen2), prompts, max_tokens=6)
+    computed, calls = getattr(owner, name), []
+
+    def fails_once(*given):
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return computed(*given)
+
+    monkeypatch.setattr(owner, name, fails_once)
+    monkeypatch.setattr(paged_engine, "FEWEST_PREFILL_TOKENS", 1)
+    engine = engine_of(qwen2)
+    pages = engine.pool.count
+    ours = sample_all(engine, prompts, max_tokens=6)
+    assert len(calls) > 1 and [c.token_ids for c in ours] == [c.token_ids for c in expected]
+    assert engine.pool.count == pages and engine.pool.available == pages - 1
+    assert "at most 300 tokens of prompts are read at once" in capsys.readouterr().err
 
 
 def test_running_out_of_memory_in_the_middle_of_rollouts_loses_none_of_what_they_have_sampled(qwen2, monkeypatch):

@@ -39,6 +39,7 @@ SCORED_SINGLY = 2
 """Tokens at the end of the ids of a weight sync's check that are computed one by one: each is a pass over the model."""
 PREFILL_TOKENS = 1 << 14
 """Most new tokens of one prefill pass, unless a single prompt has more."""
+LESS_CACHE = "at most {} rollouts decode at once, with half of the memory for keys and values"
 FEWEST_PREFILL_TOKENS = 1 << 10
 """A pass over fewer tokens is too short for a GPU."""
 
@@ -75,6 +76,8 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         """Runs that were begun and not read, the first of which computes: at most two."""
         self._places: deque[np.ndarray] = deque()
         """For each of them, the lane in it of each active request."""
+        self._reading: list[int] = []
+        """New tokens of each prompt of the last prefill that was begun."""
         self._waited = 0
         """Number of requests that waited while a run computed, added up over the runs since the last prefill."""
         self._allocate(max_slots, max(num_pages or max_slots * self._longest, self._longest))
@@ -156,7 +159,7 @@ class PagedEngine(InProcessEngine[PagedRequest]):
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             slots, pages = max(slots // 2, 1), max(pages // 2, self._longest)
-            self._say_smaller(slots, reason)
+            self._say_smaller(reason, LESS_CACHE.format(slots))
 
     async def _turn(self) -> None:
         try:
@@ -172,19 +175,22 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         self._shrink(reason)
 
     def _shrink(self, reason: str) -> None:
-        """Read half as many tokens of prompts at once after running out of memory; also give half of the cache back if that
-        was not the reason, or would be too few.
+        """Read fewer tokens of prompts at once after running out of memory, and where that is not enough give half of the cache
+        back: if something else ran out, a single prompt, or so few tokens that fewer would be too short for a GPU.
 
         Rollouts under way wait again then. They keep what they have sampled, and read it again as part of their prompt.
         """
+        if self._admitting:
+            self._prefill_tokens = min(self._prefill_tokens, sum(self._reading))
         self._prefill_tokens = max(self._prefill_tokens // 2, 1)
-        if self._admitting and self._prefill_tokens >= FEWEST_PREFILL_TOKENS:
+        if self._admitting and len(self._reading) > 1 and self._prefill_tokens >= FEWEST_PREFILL_TOKENS:
             for request in self._admitting:
                 self.pool.release(request.pages)
                 request.pages = []
             self._waiting, self._admitting = [*self._admitting, *self._waiting], []
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+            self._say_smaller(reason, f"at most {self._prefill_tokens} tokens of prompts are read at once")
             return
         for lane in range(len(self._active)):
             self._note(lane)
@@ -197,16 +203,12 @@ class PagedEngine(InProcessEngine[PagedRequest]):
         slots, pages = max(self._max_slots // 2, 1), max((self.pool.count - 1) // 2, self._longest)
         self._drop_cache()
         self._allocate(slots, pages)
-        self._say_smaller(slots, reason)
+        self._say_smaller(reason, LESS_CACHE.format(slots))
 
     @staticmethod
-    def _say_smaller(slots: int, reason: str) -> None:
-        print(
-            f"  the engine ran out of memory ({reason}); from now on at most {slots} rollouts decode at once, with half "
-            "of the memory for keys and values; a lower --engine-memory or --max-context prevents this",
-            file=sys.stderr,
-            flush=True,
-        )
+    def _say_smaller(reason: str, less: str) -> None:
+        remedy = "a lower --engine-memory or --max-context prevents this"
+        print(f"  the engine ran out of memory ({reason}); from now on {less}; {remedy}", file=sys.stderr, flush=True)
 
     async def _decode_some(self) -> None:
         start = time.perf_counter()
@@ -253,8 +255,9 @@ class PagedEngine(InProcessEngine[PagedRequest]):
             if not self._active:
                 raise OutOfPages
             return
+        self._reading = [len(group.row.ids) - group.row.known for group in groups]
         hidden = forward.prefill(self.weights, self._cache, [group.row for group in groups])
-        self.prefilled_tokens += sum(len(group.row.ids) - group.row.known for group in groups)
+        self.prefilled_tokens += sum(self._reading)
         copies = [
             (group.members[0].pages[full], member.pages[full])
             for group in groups

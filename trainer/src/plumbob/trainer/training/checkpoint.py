@@ -30,8 +30,9 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 SAVING_SHARE = 0.03
 """Without --save-steps, saving checkpoints may take this share of a run's time. A run that dies loses 33 times what saving
 takes at most: with half a billion parameters, whose checkpoint of 6 GB takes ten seconds, six minutes."""
-BYTES_PER_SECOND = 1e9
-"""How fast the first checkpoint is expected to be written."""
+BYTES_PER_SECOND, MOST_SECONDS = 1e9, 10.0
+"""How fast the first checkpoint is expected to be written, and how long that is expected to take at most: it comes within six
+minutes."""
 
 
 class Schedule:
@@ -40,7 +41,7 @@ class Schedule:
 
     def __init__(self, save_steps: int | None, size: int) -> None:
         self.save_steps = save_steps
-        self.last_cost = size / BYTES_PER_SECOND
+        self.last_cost = min(size / BYTES_PER_SECOND, MOST_SECONDS)
         self.last_end = time.monotonic()
 
     def is_due(self, step: int) -> bool:

@@ -31,6 +31,9 @@ from plumbob.trainer.run_files.model_path import model_path
 DEVICE = Path("/dev/nvidiactl")
 """It is there if the machine has a CUDA GPU."""
 
+READY = ".ready"
+"""Ending of the file that is written when what a step needs in most runs is compiled, and something more may be compiled yet."""
+
 COMPILED_SETTINGS = (
     *("peft", "lora_r", "lora_alpha", "lora_targets", "lora_dropout", "bf16", "gradient_checkpointing"),
     *("max_context", "microbatch_tokens", "temperature", "engine"),
@@ -153,16 +156,16 @@ def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
     a run of several processes, or where the GPU's memory is scarce (--engine vllm, --gpu-memory), and not on few processors, where
     they would hold up the run.
     """
+    start.compiling = None
     several, scarce = os.environ.get("WORLD_SIZE", "1") != "1", config.engine == "vllm" or config.gpu_memory
     if several or scarce or (cpus or 1) < 4 or not DEVICE.exists():
         return
-    with suppress(Exception):  # whatever goes wrong, the run compiles by itself
-        cache = (
-            os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
-        )
-        # torch sets it when it first compiles: the engine's kernels, which are compiled before, would be somewhere else.
-        os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton/0")
-        for part in ("engine", "layers") if config.engine in ("auto", "paged") else ("layers",):
+    for part in ("engine", "layers") if config.engine in ("auto", "paged") else ("layers",):
+        with suppress(Exception):  # whatever goes wrong, the run compiles by itself
+            cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+            cache = cache or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+            # torch sets it when it first compiles: the engine's kernels, which are compiled before, would be somewhere else.
+            os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton/0")
             done = Path(cache) / "plumbob" / f"{warm_key(config)}-{part}"
             if done.exists():
                 continue
@@ -178,7 +181,7 @@ def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
 
 
 def _still_compiles(process: subprocess.Popen[bytes], done: Path) -> bool:
-    return process.poll() is None and not done.exists()
+    return process.poll() is None and not done.with_suffix(READY).exists()
 
 
 def warm_key(config: Any) -> str:

@@ -6,7 +6,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from plumbob.trainer.cli.loading import fast_imports, import_torch_beside, import_transformers
+from plumbob.trainer.cli.loading import READY, fast_imports, import_torch_beside, import_transformers
 from plumbob.trainer.inference.vllm.vf_vllm import die_with_parent
 
 LEAST_MEMORY, PER_PARAMETER = 40 << 30, 24
@@ -26,9 +26,10 @@ def main() -> None:
         from plumbob.trainer.training.warming import warm
 
     needed = max(LEAST_MEMORY, PER_PARAMETER * empty_model(config.model).num_parameters())
+    done.parent.mkdir(parents=True, exist_ok=True)
     if torch.cuda.get_device_properties(0).total_memory >= needed:
-        done.parent.mkdir(parents=True, exist_ok=True)
-        warm(config, torch.device("cuda", 0), part, done.touch)
+        warm(config, torch.device("cuda", 0), part, done.with_suffix(READY).touch)
+    done.touch()
 
 
 if __name__ == "__main__":

@@ -40,14 +40,14 @@ def lap(part: str) -> None:
     _last = now
 
 
-def wait_for_compiled(most: float = 30.0, every: float = 0.05) -> None:
-    """Wait, for at most so many seconds, while another process compiles what this one needs now.
+def wait_for_compiled(stop: Callable[[], bool], most: float = 30.0, every: float = 0.05) -> None:
+    """Wait, for at most `most` seconds, while another process compiles what this one needs now, and has begun earlier.
 
-    It has begun earlier than this one would.
+    `stop`: whether to wait no longer, because the run is to end.
     """
     global compiling
     until = time.monotonic() + most
-    while compiling is not None and compiling() and time.monotonic() < until:
+    while compiling is not None and compiling() and time.monotonic() < until and not stop():
         time.sleep(every)
     compiling = None
 

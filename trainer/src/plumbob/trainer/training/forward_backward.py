@@ -38,7 +38,7 @@ def accumulate(
     GPU still computes then. Raises RunFailed if a single row does not fit beside such an engine.
     """
     policy, state = run.policy, run.state
-    start.wait_for_compiled()
+    start.wait_for_compiled(lambda: interruption is not None and interruption.requested)
     while True:
         policy.sharding.zero_grad()
         sums: list[MicrobatchSums] = []

@@ -30,18 +30,17 @@ SMALL_VOCABULARY = 256
 """Ids of the model that is compiled: no code of a layer depends on how many there are."""
 
 
-def warm(config: TrainConfig, device: torch.device, part: str, done: Callable[[], object]) -> None:
+def warm(config: TrainConfig, device: torch.device, part: str, ready: Callable[[], object]) -> None:
     """Compile a part of what a run with these settings computes on `device`, by computing it for a model of one layer.
 
-    `part`: "engine", which is the paged one, or "layers". `done`: called when all is compiled that a step needs in most runs.
+    `part`: "engine", which is the paged one, or "layers". `ready`: called when all is compiled that a step needs in most runs.
     """
     model, vocab = one_layer(config.model, device)
     plan = plan_forward(model, config.max_context, SMALL_VOCABULARY)
     if part == "layers":
-        _train(Policy(model, config, device, plan=plan), config, vocab, done)
+        _train(Policy(model, config, device, plan=plan), config, vocab, ready)
     else:
         _sample(model, plan, config, vocab)
-        done()
 
 
 def one_layer(name: str, device: torch.device) -> tuple[PreTrainedModel, int]:
@@ -58,7 +57,7 @@ def one_layer(name: str, device: torch.device) -> tuple[PreTrainedModel, int]:
     return model, vocab
 
 
-def _train(policy: Policy, config: TrainConfig, vocab: int, done: Callable[[], object]) -> None:
+def _train(policy: Policy, config: TrainConfig, vocab: int, ready: Callable[[], object]) -> None:
     """Forward and backward passes over a microbatch of the usual size, because code is chosen by sizes."""
     length = max(min(config.max_context, config.microbatch_tokens) // 2, 2)
     count, half = max(config.microbatch_tokens // length, 2), length // 2
@@ -68,7 +67,7 @@ def _train(policy: Policy, config: TrainConfig, vocab: int, done: Callable[[], o
     for _ in range(2):  # the second one finds the gradients of the first
         policy.sharding.backward(policy.score(rows, config.temperature).logprobs.sum(), last=True)
     compile_for(policy.device, vocab, config.temperature, config.bf16)
-    done()
+    ready()
     with torch.no_grad():  # last, because only a step with a reference or several updates needs it
         policy.score(rows[:1], config.temperature)
 

@@ -160,24 +160,31 @@ def compile_meanwhile(config: Any, cpus: int | None = os.cpu_count()) -> None:
     several, scarce = os.environ.get("WORLD_SIZE", "1") != "1", config.engine == "vllm" or config.gpu_memory
     if several or scarce or (cpus or 1) < 4 or not DEVICE.exists():
         return
-    for part in ("engine", "layers") if config.engine in ("auto", "paged") else ("layers",):
-        with suppress(Exception):  # whatever goes wrong, the run compiles by itself
-            cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-            cache = cache or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
-            # torch sets it when it first compiles: the engine's kernels, which are compiled before, would be somewhere else.
-            os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton/0")
-            done = Path(cache) / "plumbob" / f"{warm_key(config)}-{part}"
-            if done.exists():
-                continue
-            command = [sys.executable, "-m", "plumbob.trainer.cli.warm", part, str(done), str(os.getpid())]
-            quiet = subprocess.DEVNULL
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-            atexit.register(process.kill)
-            if part == "layers":
-                start.compiling = functools.partial(_still_compiles, process, done)
-            assert process.stdin is not None
-            with process.stdin:
-                pickle.dump(config, process.stdin)
+    with suppress(Exception):  # whatever goes wrong, the run compiles by itself
+        cache = (
+            os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+        )
+        # torch sets it when it first compiles: the engine's kernels, which are compiled before, would be somewhere else.
+        os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton/0")
+        compiled = Path(cache) / "plumbob" / warm_key(config)
+        for part in ("engine", "layers") if config.engine in ("auto", "paged") else ("layers",):
+            done = compiled.with_name(f"{compiled.name}-{part}")
+            if not done.exists():
+                with suppress(Exception):  # of one part alone
+                    _start_compiling(config, part, done)
+
+
+def _start_compiling(config: Any, part: str, done: Path) -> None:
+    """Start the process of `warm.py` that compiles this part, and writes the file `done` then."""
+    command = [sys.executable, "-m", "plumbob.trainer.cli.warm", part, str(done), str(os.getpid())]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+    atexit.register(process.kill)
+    if part == "layers":
+        start.compiling = functools.partial(_still_compiles, process, done)
+    assert process.stdin is not None
+    with process.stdin:
+        pickle.dump(config, process.stdin)
 
 
 def _still_compiles(process: subprocess.Popen[bytes], done: Path) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -87,18 +87,17 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     """Carry out a run with settings of the class `cls`; returns the exit code. Raises UserError."""
     start.begin()
     dry = given.get("dry_run")
-    with ExitStack() as imports:
-        no_settings = ("dry_run", "check_options")
-        config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name not in no_settings})
-        check_before_loading(config, run_dir)
-        if given.get("check_options"):  # of `lab init`, which knows no setting of its runs
-            return 0
-        start.lap("settings")
-        named = " and ".join(env for env, _ in config.members)
-        use_growing_segments(config.engine)
-        if not dry:
-            compile_meanwhile(config)
-        imports.enter_context(fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"))
+    no_settings = ("dry_run", "check_options")
+    config, run_dir = configure_as(cls, {name: value for name, value in given.items() if name not in no_settings})
+    check_before_loading(config, run_dir)
+    if given.get("check_options"):  # of `lab init`, which knows no setting of its runs
+        return 0
+    start.lap("settings")
+    named = " and ".join(env for env, _ in config.members)
+    use_growing_segments(config.engine)
+    if not dry:
+        compile_meanwhile(config)
+    with fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"):
         for function in config.own_functions():  # after the line that says so, and before what takes seconds
             function.load()
         read = _read_first(config, run_dir, dry=bool(dry))

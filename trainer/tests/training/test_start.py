@@ -12,6 +12,7 @@ import pytest
 import torch
 from plumbob.trainer.cli import loading
 from plumbob.trainer.config.train import TrainConfig
+from plumbob.trainer.inference.paged.weights import NotSupported, Weights
 from plumbob.trainer.run_files import start
 from plumbob.trainer.training.warming import one_layer, warm
 
@@ -71,6 +72,18 @@ def test_what_is_compiled_is_computed_without_an_error(part, settings, monkeypat
     config, said = TrainConfig(model="tiny", max_context=64, microbatch_tokens=256, **settings), []
     warm(config, torch.device("cpu"), part, lambda: said.append(part))
     assert said == ([part] if part == "layers" else [])
+
+
+def test_a_model_that_the_engine_does_not_know_ends_what_compiles_for_it_without_an_error(monkeypatch):
+    asked = []
+
+    def unknown(*given):
+        asked.append(1)
+        raise NotSupported("it has a norm of its own")
+
+    monkeypatch.setattr(Weights, "of", unknown)
+    warm(TrainConfig(model="tiny", max_context=64), torch.device("cpu"), "engine", lambda: None)
+    assert asked
 
 
 def test_a_step_waits_for_the_process_that_compiles_for_it_only_while_it_does(monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from plumbob.trainer.inference.paged import fused
 from plumbob.trainer.inference.paged.engine import PagedEngine
 from plumbob.trainer.inference.paged.opening import check_exact
 from plumbob.trainer.inference.paged.sampling import BLOCK
-from plumbob.trainer.inference.paged.weights import Weights
+from plumbob.trainer.inference.paged.weights import NotSupported, Weights
 from plumbob.trainer.policy.forward_plan import ForwardPlan, measured_rows, plan_forward
 from plumbob.trainer.policy.loading import cast_weights
 from plumbob.trainer.policy.policy import Policy
@@ -76,11 +77,13 @@ def _train(policy: Policy, config: TrainConfig, vocab: int, ready: Callable[[], 
 def _sample(model: PreTrainedModel, plan: ForwardPlan, config: TrainConfig, vocab: int) -> None:
     """The engine's kernels: in the run's precision, and in float32, in which it is compared with the model.
 
-    In this order, because the run needs the second ones first, and has no time to wait for them.
+    In this order, because the run needs the second ones first, and has no time to wait for them. Nothing if the engine does not
+    know the model, which is no reason to try it again in the next run.
     """
     exact = copy.deepcopy(model)
     cast_weights(model, torch.bfloat16 if config.bf16 else torch.float32)
-    engine = PagedEngine(Weights.of(model, config.max_context), max_slots=2, max_length=256)
-    engine.score(measured_rows(SMALL_VOCABULARY, (64,))[0].token_ids)
-    fused.block_sums(torch.zeros(2, vocab, device=model.device), torch.ones(2, device=model.device), BLOCK)
-    check_exact(exact, plan, config.max_context)
+    with suppress(NotSupported):
+        engine = PagedEngine(Weights.of(model, config.max_context), max_slots=2, max_length=256)
+        engine.score(measured_rows(SMALL_VOCABULARY, (64,))[0].token_ids)
+        fused.block_sums(torch.zeros(2, vocab, device=model.device), torch.ones(2, device=model.device), BLOCK)
+        check_exact(exact, plan, config.max_context)

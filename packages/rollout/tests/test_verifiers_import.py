@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -77,6 +78,13 @@ def test_submodules_come_without_the_packages_code(package):
     assert len(made.runs) == 1 and type(made) is type(sys) and made.Part is part
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = made.other
+
+
+def test_asking_for_a_module_runs_a_package_only_if_its_code_names_that_module(package):
+    put_off({package: {}})
+    made = sys.modules[package]
+    assert not hasattr(made, "pytest") and type(made) is OnDemand  # pickle asks all modules for `torch`
+    assert made.threading is threading and type(made) is type(sys)
 
 
 def test_what_a_user_sets_is_not_lost_when_the_code_runs(package):

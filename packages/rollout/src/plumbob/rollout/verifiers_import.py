@@ -1,12 +1,12 @@
 """Import verifiers without running the code of packages of which little is used.
 
-verifiers takes two classes of anthropic and one function of prime_sandboxes, a rollout takes functions of
-one module of mcp, and verifiers' own tasksets are only looked through by name. Importing these packages also imports their
-clients and servers: half of the modules that `train` would load.
+verifiers takes two classes of anthropic and one function of prime_sandboxes, a rollout takes functions of one module of mcp,
+and verifiers' own tasksets are only looked through by name. Importing these packages also imports half of what `train` loads.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -33,14 +33,14 @@ _closed: set[str] = set()
 
 
 class OnDemand(ModuleType):
-    """A package whose code runs when a name that it does not have yet is first asked for, or one is set.
+    """A package whose code runs when a name that it may define is first asked for, or one is set.
 
     Its submodules can be imported before. Whoever uses the package finds all that it holds, as ever.
     """
 
     def __getattr__(self, name: str) -> Any:
         with _lock:
-            if self.__name__ in _closed:
+            if self.__name__ in _closed or not _may_define(self, name):
                 raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
             _run(self)
         return getattr(self, name)
@@ -51,6 +51,16 @@ class OnDemand(ModuleType):
             with _lock:
                 _run(self)
         ModuleType.__setattr__(self, name, value)
+
+
+@functools.cache
+def _may_define(package: ModuleType, name: str) -> bool:
+    """Whether the package's code may define this name: False for a module of this name that the code does not mention.
+
+    pickle asks all modules for a name to find where something is from, `torch` when torch compiles: that would run them all.
+    """
+    loader: Any = package.__spec__ and package.__spec__.loader
+    return name not in sys.modules or name in loader.get_code(package.__name__).co_names
 
 
 def _run(package: ModuleType) -> None:

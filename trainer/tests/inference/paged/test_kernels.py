@@ -25,7 +25,7 @@ def test_all_of_these_interpreted():
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    assert "12 passed" in done.stdout
+    assert "18 passed" in done.stdout
 
 
 @pytest.fixture
@@ -76,8 +76,12 @@ def test_rotate_and_store(kernels, numbers, dim):
 
 
 @interpreted
+@pytest.mark.parametrize(
+    "programs", [1, 30, 512]
+)  # a context is read by one program, by a few, by more than it has pages
 @pytest.mark.parametrize(("heads", "kv_heads"), [(14, 2), (4, 4), (32, 1)])
-def test_decode_attention(kernels, numbers, heads, kv_heads):
+def test_decode_attention(kernels, numbers, monkeypatch, heads, kv_heads, programs):
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
     size, dim, rows = 16, 16, 5
     query = numbers(rows, heads, dim)
     keys, values = numbers(40 * size, kv_heads, dim), numbers(40 * size, kv_heads, dim)

@@ -84,6 +84,7 @@ def _sample(model: PreTrainedModel, plan: ForwardPlan, config: TrainConfig, voca
     cast_weights(model, torch.bfloat16 if config.bf16 else torch.float32)
     with suppress(NotSupported):
         engine = PagedEngine(Weights.of(model, config.max_context), max_slots=2, max_length=256)
-        engine.score(measured_rows(SMALL_VOCABULARY, (64,))[0].token_ids)
+        for tokens in (64, 128):  # a page, and more, which several programs read
+            engine.score(measured_rows(SMALL_VOCABULARY, (tokens,))[0].token_ids)
         fused.block_sums(torch.zeros(2, vocab, device=model.device), torch.ones(2, device=model.device), BLOCK)
         check_exact(exact, plan, config.max_context)

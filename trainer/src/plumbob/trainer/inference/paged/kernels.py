@@ -119,7 +119,7 @@ def rotate_and_store(
     return query
 
 
-@triton.jit(do_not_specialize=["pages_stride"])  # otherwise compiled once more for each divisor of the longest context
+@triton.jit(do_not_specialize=["pages_stride", "splits"])  # otherwise compiled once more for each divisor of them
 def _decode_attention(
     query,
     keys,
@@ -128,6 +128,8 @@ def _decode_attention(
     pages,
     positions,
     pages_stride,
+    splits,
+    whole: tl.constexpr,
     kv_heads: tl.constexpr,
     groups: tl.constexpr,
     dim: tl.constexpr,
@@ -136,23 +138,26 @@ def _decode_attention(
     scale,
     precision: tl.constexpr,
 ):
-    """Program (b, h): the query heads of row b that share key head h, over the row's pages, with online softmax.
+    """Program (b, h, s): the query heads of row b that share key head h, over the row's part s of `splits`, in pages.
 
-    query, out [B, kv_heads * groups, dim]; keys, values [pages * size, kv_heads, dim]; positions [B] int64. Online
-    softmax: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    query [B, kv_heads * groups, dim]; keys, values [pages * size, kv_heads, dim]; positions [B] int64; out as query if the
+    context is one part (`whole`), else [B, kv_heads * groups, splits, dim + 2] float32: the sum, its highest score, its weight.
+    Online softmax: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
     b = tl.program_id(0)
     h = tl.program_id(1)
     length = tl.load(positions + b) + 1
+    part = tl.cdiv(tl.cdiv(length, size), splits) * size
+    first = tl.program_id(2) * part
     g = tl.arange(0, padded)
     d = tl.arange(0, dim)
     t = tl.arange(0, size)
-    heads = (b * kv_heads * groups + h * groups + g[:, None]) * dim + d[None, :]
-    q = tl.load(query + heads, mask=g[:, None] < groups, other=0.0)
+    heads = b * kv_heads * groups + h * groups + g[:, None]
+    q = tl.load(query + heads * dim + d[None, :], mask=g[:, None] < groups, other=0.0)
     highest = tl.full([padded], -float("inf"), tl.float32)
     total = tl.zeros([padded], tl.float32)
     mixed = tl.zeros([padded, dim], tl.float32)
-    for start in range(0, length, size):
+    for start in range(first, tl.minimum(first + part, length), size):
         page = tl.load(pages + b * pages_stride + start // size).to(tl.int64)
         at = ((page * size + t[:, None]) * kv_heads + h) * dim + d[None, :]
         there = start + t < length
@@ -166,7 +171,32 @@ def _decode_attention(
         total = total * shrink + tl.sum(weights, 1)
         mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=precision)
         highest = new_highest
-    tl.store(out + heads, (mixed / total[:, None]).to(out.dtype.element_ty), mask=g[:, None] < groups)
+    if whole:
+        mixed = mixed / total[:, None]
+        tl.store(out + heads * dim + d[None, :], mixed.to(out.dtype.element_ty), mask=g[:, None] < groups)
+    else:
+        to = out + (heads * splits + tl.program_id(2)) * (dim + 2)
+        tl.store(to + d[None, :], mixed, mask=g[:, None] < groups)
+        tl.store(to + dim, highest[:, None], mask=g[:, None] < groups)
+        tl.store(to + dim + 1, total[:, None], mask=g[:, None] < groups)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _join(parts, out, splits, dim: tl.constexpr, most: tl.constexpr):
+    """Program i: the attention of query i from its parts, [splits, dim + 2] each. A part without pages has the weight 0."""
+    s = tl.arange(0, most)
+    d = tl.arange(0, dim)
+    row = parts + (tl.program_id(0) * splits + s) * (dim + 2)
+    there = s < splits
+    highest = tl.load(row + dim, mask=there, other=-float("inf"))
+    share = tl.exp(highest - tl.max(highest, 0))
+    total = tl.sum(share * tl.load(row + dim + 1, mask=there, other=0.0), 0)
+    mixed = tl.sum(share[:, None] * tl.load(row[:, None] + d[None, :], mask=there[:, None], other=0.0), 0)
+    tl.store(out + tl.program_id(0) * dim + d, (mixed / total).to(out.dtype.element_ty))
+
+
+PROGRAMS, MOST_PARTS = 512, 32
+"""Where a step's rollouts give fewer programs, each context is read in parts: an H200 has 132 multiprocessors."""
 
 
 def decode_attention(
@@ -186,11 +216,16 @@ def decode_attention(
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
     out = torch.empty_like(query)
+    splits = max(min(PROGRAMS // (batch * kv_heads), pages.shape[1], MOST_PARTS), 1)
+    parts = out if splits == 1 else query.new_empty(batch, heads, splits, dim + 2, dtype=torch.float32)
     padded = max(16, triton.next_power_of_2(groups))  # the tensor cores multiply blocks of at least 16 rows
-    shape: tuple[Any, ...] = (kv_heads, groups, dim, padded, size)
+    shape: tuple[Any, ...] = (splits, splits == 1, kv_heads, groups, dim, padded, size)
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
-    launch: Any = _decode_attention[(batch, kv_heads)]
-    launch(query, keys, values, out, pages, positions, pages.stride(0), *shape, scale, precision)
+    launch: Any = _decode_attention[(batch, kv_heads, splits)]
+    launch(query, keys, values, parts, pages, positions, pages.stride(0), *shape, scale, precision)
+    if splits > 1:
+        join: Any = _join[(batch * heads,)]
+        join(parts, out, splits, dim, MOST_PARTS)
     return out
 
 

@@ -180,6 +180,7 @@ def test_threads_are_those_of_the_variable_unless_a_launcher_has_set_it(monkeypa
     for variable, processes, threads in (("", 1, 12), ("", 3, 4), ("1", 1, 1), ("1", 3, 4), ("2", 3, 2), ("x", 1, 12)):
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
         assert threads_for(large, processes) == threads
+        assert threads_for(large, processes, beside_gpu=True) == (2 if variable == "2" else 1)
         assert threads_for(empty_model("tiny"), processes) == 1
 
 

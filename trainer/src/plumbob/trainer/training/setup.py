@@ -131,6 +131,8 @@ def set_up(
         plan, measured = world.from_main(
             _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
         )
+        if world.device.type == "cuda":  # it may have been measured on the CPU
+            torch.set_num_threads(threads_for(model, world.size, beside_gpu=True))
         start.lap("measuring")
         policy = Policy(model, config, world.device, whole=not divided, plan=plan)
         chosen = _chosen_engine(measured, policy, config, world)

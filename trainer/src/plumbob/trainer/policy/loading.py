@@ -14,9 +14,12 @@ from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.rollout.tool_formats import named
 from plumbob.trainer.algorithm.learning_rate import default_rate
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice
+from plumbob.trainer.policy.gpu_memory import memory_of
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+CPU = torch.device("cpu")
 
 
 def load_tokenizer(name: str, template: TemplateChoice = OWN) -> Any:
@@ -35,13 +38,15 @@ def load_tokenizer(name: str, template: TemplateChoice = OWN) -> Any:
     return tokenizer
 
 
-def load_model(name: str) -> PreTrainedModel:
+def load_model(name: str, device: torch.device = CPU) -> PreTrainedModel:
     """Load a model in float32, because bfloat16 weights would round most of a small update away.
 
-    A LoRA adapter is merged into its base model. Raises UserError if the model cannot be loaded.
+    A LoRA adapter is merged into its base model. `device`: a GPU that the weights are read onto if its memory is enough, which
+    is faster than to read them onto the CPU first. Raises UserError if the model cannot be loaded.
     """
-    path = model_path(name)
-    model = _load(name, path)
+    path, memory = model_path(name), memory_of(device)
+    fits = memory is not None and 4.4 * empty_model(name).num_parameters() < memory.free
+    model = _load(name, path, device if fits else CPU)
     # An adapter that is trained on this model records this name as its base. After a merge it would be that of the
     # merged adapter's base, without the adapter; a relative path would be wrong in another working directory.
     model.name_or_path = str(Path(path).resolve()) if Path(path).exists() else path
@@ -64,15 +69,16 @@ def empty_model(name: str) -> PreTrainedModel:
         raise UserError(f"cannot load model {name!r}: {first_line(error).rstrip('.')}") from None
 
 
-def _load(name: str, path: str) -> PreTrainedModel:
+def _load(name: str, path: str, device: torch.device) -> PreTrainedModel:
     # With accelerate's default, transformers reads the weights in one process and leaves them uninitialised in the
     # others.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     try:
         adapter = Path(path) / ADAPTER_CONFIG
         if not adapter.is_file():
-            return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        base = load_model(json.loads(adapter.read_text())["base_model_name_or_path"])
+            place = {} if device == CPU else {"device_map": {"": device}}
+            return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **place)
+        base = load_model(json.loads(adapter.read_text())["base_model_name_or_path"], device)
         from peft import PeftModel
 
         return PeftModel.from_pretrained(cast(Any, base), path).merge_and_unload()

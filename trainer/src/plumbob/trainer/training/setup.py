@@ -33,6 +33,7 @@ from plumbob.trainer.policy.call_tokens import write_calls_as_text
 from plumbob.trainer.policy.forward_plan import ForwardPlan, moved, plan_forward, vocabulary
 from plumbob.trainer.policy.gpu_memory import limit_memory
 from plumbob.trainer.policy.loading import (
+    CPU,
     check_context,
     default_learning_rate,
     load_chat,
@@ -98,7 +99,8 @@ def set_up(
             check_template(chat, tasks, config.model)
             check_room(chat, tasks, config)
         start.lap("tokenizer and tasks")
-        model = load_model(config.model)
+        divided = request.divides(world)  # such a model begins on the CPU, on every process
+        model = load_model(config.model, CPU if divided else world.device)
         check_context(model, config.max_context)
         if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
             write_calls_as_text(tokenizer, chat, model, config.tool_format)
@@ -126,8 +128,6 @@ def set_up(
         start.lap("tokenizer and tasks")
         torch.set_num_threads(threads_for(model, world.size))
         torch.manual_seed(config.seed)
-        divided = request.divides(world)
-        # A model that is divided begins on the CPU, on every process.
         plan, measured = world.from_main(
             _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
         )

@@ -19,7 +19,7 @@ from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine, pages_of
 from plumbob.trainer.inference.paged.forward import bytes_of_page
 from plumbob.trainer.inference.paged.memory import bytes_of_rollout, pages_that_fit
 from plumbob.trainer.inference.paged.opening import check_exact, open_paged
-from plumbob.trainer.inference.paged.weights import NotSupported, Weights
+from plumbob.trainer.inference.paged.weights import Linear, NotSupported, Weights
 from plumbob.trainer.policy.forward_plan import plan_forward
 from plumbob.trainer.policy.gpu_memory import Memory
 
@@ -105,7 +105,7 @@ def test_a_cache_that_does_not_fit_after_all_is_halved_and_at_last_refused(qwen2
     ],
 )
 def test_an_engine_that_was_asked_for_and_cannot_compute_the_model_is_one_sentence(qwen2, monkeypatch, raised, said):
-    def fails(*given):
+    def fails(*given, **more):
         raise raised
 
     monkeypatch.setattr(Weights, "of", fails)
@@ -256,18 +256,23 @@ def engine_of(model) -> PagedEngine:
     return PagedEngine(Weights.of(copy.deepcopy(model), 600), max_slots=16, max_length=512)
 
 
-def test_a_gpu_without_room_for_a_second_copy_compares_the_model_on_the_cpu(qwen2, monkeypatch):
-    plan, of, devices = plan_forward(qwen2, 512), Weights.of.__func__, []
+def test_the_comparison_takes_no_second_copy_of_the_weights_and_leaves_the_model_as_it_was(qwen2, monkeypatch):
+    plan, of, joined = plan_forward(qwen2, 512), Weights.of.__func__, []
+    before = {name: p.clone() for name, p in qwen2.named_parameters()}
 
-    def full_at_first(cls, model, positions):
-        devices.append(model.device.type)
-        if len(devices) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return of(cls, model, positions)
+    def shared(cls, model, positions, **more):
+        weights = of(cls, model, positions, **more)
+        own = {p.untyped_storage()._cdata for p in model.parameters()}
+        joined.extend(linear.weight.untyped_storage()._cdata in own for linear in vars(weights.layers[0]).values()
+                      if isinstance(linear, Linear))  # fmt: skip
+        return weights
 
-    monkeypatch.setattr(Weights, "of", classmethod(full_at_first))
+    monkeypatch.setattr(Weights, "of", classmethod(shared))
     check_exact(qwen2, plan, 512)
-    assert devices == ["cpu", "cpu"]
+    assert joined == [True] * 4
+    assert all(
+        p.untyped_storage().nbytes() == p.nbytes and p.equal(before[name]) for name, p in qwen2.named_parameters()
+    )
 
 
 @pytest.mark.parametrize(("rounds", "known"), [(False, True), (True, False)])
@@ -277,8 +282,8 @@ def test_a_model_that_rounds_more_than_was_measured_is_still_known_and_one_that_
     """Seen on an H200: after SFT a 0.5B model differed by 4e-4 nats, which is rounding, and was called unknown."""
     plan, of = dataclasses.replace(plan_forward(qwen2, 512), limit=1e-9), Weights.of.__func__
 
-    def rounded(cls, model, positions):
-        weights = of(cls, model, positions)
+    def rounded(cls, model, positions, **more):
+        weights = of(cls, copy.deepcopy(model), positions, **more)
         for tensor in weights.named.values() if rounds else ():
             tensor.copy_(tensor.bfloat16())
         return weights

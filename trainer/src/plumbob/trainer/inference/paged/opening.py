@@ -30,18 +30,11 @@ INSTEAD = "use --engine transformers or vllm"
 def check_exact(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> None:
     """Raise NotSupported unless the engine's log-probabilities are those of `model`'s own forward pass, in float32."""
     try:
-        compared = _compared(model, plan, max_context)
-    except torch.OutOfMemoryError:
-        compared = None
-    if compared is None:  # a GPU has room for the model, but not for a second float32 copy
-        home = model.device
-        model.to("cpu")
-        torch.cuda.empty_cache()
-        try:
-            compared = _compared(model, plan, max_context)
-        finally:
-            model.to(home)
-    differs, limit = compared
+        differs, limit = _compared(model, plan, max_context)
+    finally:
+        for p in model.parameters():  # its own again, and not a part of what the engine had joined
+            if p.untyped_storage().nbytes() > p.nbytes:
+                p.data = p.detach().clone()
     if not differs <= limit:
         raise NotSupported(f"its log-probabilities differ by {differs:.2g} nats from the model's own")
 
@@ -52,7 +45,9 @@ def _compared(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> tu
     with measuring(model, max_context) as lengths:
         rows = measured_rows(plan.num_ids, lengths)
         longest = max(len(row.token_ids) for row in rows)
-        engine = PagedEngine(Weights.of(model, longest + TOKENS_PER_RUN), max_slots=1, max_length=PAGE)
+        # Not of a copy of the weights: in float32, memory seldom holds a large model twice.
+        weights = Weights.of(model, longest + TOKENS_PER_RUN, take=True)
+        engine = PagedEngine(weights, max_slots=1, max_length=PAGE)
         model.set_attn_implementation(plan.own_attention)
         own = torch.cat([own_logprobs(model, row.token_ids) for row in rows])
         scored = torch.cat([torch.tensor(engine.score(row.token_ids)) for row in rows])

@@ -17,18 +17,22 @@ from plumbob.rollout.tasksets import setting_names
 assert "split" in setting_names("vf_lookup")
 off = {name for name, module in sys.modules.items() if type(module) is OnDemand}
 assert off == {
-    "anthropic", "anthropic.types", "mcp", "mcp.server", "mcp.server.mcpserver", "prime_sandboxes", "verifiers.v1.tasksets"
+    "anthropic", "anthropic.types", "openai", "openai.lib", "openai.lib.streaming", "mcp", "mcp.server",
+    "mcp.server.mcpserver", "prime_sandboxes", "verifiers.v1.tasksets"
 }, off
 unused = ("anthropic._client", "anthropic.types.beta", "mcp.client.client", "mcp.server.lowlevel", "starlette", "uvicorn")
-assert not {*unused, "prime_sandboxes.sandbox"} & set(sys.modules)
+assert not {*unused, "openai.types.beta", "prime_sandboxes.sandbox"} & set(sys.modules)
 
-import anthropic, mcp, prime_sandboxes
+import anthropic, mcp, openai, prime_sandboxes
+from openai.lib.streaming import AssistantStreamManager
 from anthropic.types import Message, MessageParam, Usage
 from mcp.server.mcpserver import MCPServer
 from mcp import *
 from verifiers.v1.dialects.anthropic import AnthropicMessage, AnthropicUsage
 assert (AnthropicMessage, AnthropicUsage) == (Message, Usage) and anthropic.types.Message is Message
 assert anthropic.AsyncAnthropic(api_key="k").messages and set(anthropic.__all__) <= set(dir(anthropic))
+assert openai.OpenAI(api_key="k").chat.completions and issubclass(openai.NotFoundError, openai.OpenAIError)
+assert openai.lib.pydantic_function_tool and set(openai.__all__) <= set(dir(openai))
 assert mcp.ClientSession is ClientSession and prime_sandboxes.AsyncSandboxClient
 import verifiers.v1 as vf
 from verifiers.v1.tasksets import HarborTaskset

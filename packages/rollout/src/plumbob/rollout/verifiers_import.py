@@ -1,7 +1,7 @@
 """Import verifiers without running the code of packages of which little is used.
 
-verifiers takes two classes of anthropic and one function of prime_sandboxes, a rollout takes functions of one module of mcp,
-and verifiers' own tasksets are only looked through by name. Importing these packages also imports half of what `train` loads.
+verifiers takes a few names of anthropic, openai and prime_sandboxes, a rollout takes functions of one module of mcp, and
+verifiers' own tasksets are only looked through by name. Importing these packages also imports half of what `train` loads.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any
 _USED: dict[str, dict[str, str]] = {
     "anthropic": {},
     "anthropic.types": {"Message": "anthropic.types.message", "Usage": "anthropic.types.usage"},
-    "mcp": {},
-    "mcp.server": {},
-    "mcp.server.mcpserver": {},
-    "prime_sandboxes": {},
+    "openai": {"AsyncOpenAI": "openai._client", "omit": "openai._types"}
+    | {"DefaultAsyncHttpxClient": "openai._base_client"}
+    | dict.fromkeys(("APIConnectionError", "APIError", "APIStatusError", "OpenAIError"), "openai._exceptions"),
+    **{f"openai.{name}": {} for name in ("lib", "lib.streaming")},
+    **{name: {} for name in ("mcp", "mcp.server", "mcp.server.mcpserver", "prime_sandboxes")},
 }
 """Package -> the names in it that verifiers asks it for, each with the module that defines it."""
-
-_OF_VERIFIERS: dict[str, dict[str, str]] = {"verifiers.v1.tasksets": {}}
 
 _lock = threading.RLock()
 _closed: set[str] = set()
@@ -35,7 +34,7 @@ _closed: set[str] = set()
 class OnDemand(ModuleType):
     """A package whose code runs when a name that it may define is first asked for, or one is set.
 
-    Its submodules can be imported before. Whoever uses the package finds all that it holds, as ever.
+    Its submodules can be imported before.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +80,7 @@ def import_verifiers() -> None:
     """Import verifiers, and of the packages named above only what it asks them for."""
     put_off_clients()
     importlib.import_module("verifiers.v1")
-    put_off(_OF_VERIFIERS)
+    put_off({"verifiers.v1.tasksets": {}})
 
 
 def put_off_clients() -> None:

@@ -56,7 +56,7 @@ def run(config: EvaluateConfig, grid: Grid, resume_from: Path | None, *, as_json
         (model, env, retriever)
         for model in grid.models
         for env in config.envs
-        for retriever in (_retrievers(env, grid.retrievers))
+        for retriever in _retrievers(env, grid.retrievers)
     ]
     if grid.retrievers and not any(retriever for _, _, retriever in cells):
         raise UserError(

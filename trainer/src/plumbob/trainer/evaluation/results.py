@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ class Row:
         rewards = {name: value for name, value in record["rewards"].items() if value is not None}
         ok = bool(record.get("ok"))
         errors = record.get("errors") or [{}]
+        hops = record["metrics"].get("hops", record["task"].get("data", {}).get("hops"))
         return cls(
             key=record["task"]["key"],
             rollout=record.get("rollout", rollout),
@@ -61,15 +62,10 @@ class Row:
             },
             truncated=_is_truncated(record),
             output_tokens=record.get("num_output_tokens", 0),
-            hops=_hops(record),
+            hops=None if hops is None else int(hops),
             shares=frozenset((*rewards, *record.get("zero_one_metrics", ()))),
             error="" if ok else f"{errors[-1].get('type', 'error')}: {errors[-1].get('message', '')}".split("\n")[0],
         )
-
-
-def _hops(record: Mapping[str, Any]) -> int | None:
-    hops = record["metrics"].get("hops", record["task"].get("data", {}).get("hops"))
-    return None if hops is None else int(hops)
 
 
 def _is_truncated(record: Mapping[str, Any]) -> bool:
@@ -163,18 +159,11 @@ def value_of(name: str) -> Callable[[Row], float | None]:
     return (lambda row: row.reward) if name == "reward" else (lambda row: row.scores.get(name) if row.ok else None)
 
 
-def mean_over_tasks(rows: Sequence[Row], name: str) -> Estimate:
-    """Mean of the tasks' means. The unit is the task, because rollouts of one task are not independent samples.
+def interval_of(rows: Sequence[Row], name: str) -> Callable[[Sequence[float]], Estimate]:
+    """The function that estimates the mean of this score: `estimate` or `estimate_count`.
 
     The interval of a metric that may be a count is not that of a proportion.
     """
-    return interval_of(rows, name)(
-        [math.fsum(values) / len(values) for values in by_task(rows, value_of(name)).values()]
-    )
-
-
-def interval_of(rows: Sequence[Row], name: str) -> Callable[[Sequence[float]], Estimate]:
-    """The function that estimates the mean of this score: `estimate` or `estimate_count`."""
     return estimate if name == "reward" or any(name in row.shares for row in rows) else estimate_count
 
 
@@ -215,10 +204,6 @@ def summarize(rows: Sequence[Row], pass_threshold: float = 1.0) -> Summary:
     for row in rows:
         if row.key in hops_of:
             groups[hops_of[row.key]].append(row)
-    failures: dict[str, int] = defaultdict(int)
-    for row in rows:
-        if not row.ok:
-            failures[row.error] += 1
     n = max(len(rows), 1)
     return Summary(
         num_tasks=len({row.key for row in rows}),
@@ -229,14 +214,18 @@ def summarize(rows: Sequence[Row], pass_threshold: float = 1.0) -> Summary:
         scores=_means(rows, names),
         pass_at=passes(list(by_task(rows, value_of("reward")).values()), pass_threshold),
         hops={h: _means(groups[h], [name for name in names if name != "hops"]) for h in sorted(groups)},
-        failures=dict(failures),
+        failures=dict(Counter(row.error for row in rows if not row.ok)),
     )
 
 
 def _means(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Estimate]:
-    """The mean over tasks of each of these scores, without scores that no row has."""
-    means = {name: mean_over_tasks(rows, name) for name in names}
-    return {name: mean for name, mean in means.items() if mean.n}
+    """The mean of the tasks' means of each of these scores, without scores that no row has.
+
+    The unit is the task, because rollouts of one task are not independent samples.
+    """
+    values = {name: by_task(rows, value_of(name)).values() for name in names}
+    means = {name: [math.fsum(own) / len(own) for own in of_tasks] for name, of_tasks in values.items()}
+    return {name: interval_of(rows, name)(of_tasks) for name, of_tasks in means.items() if of_tasks}
 
 
 def table(summary: Summary) -> str:

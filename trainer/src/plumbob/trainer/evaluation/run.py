@@ -68,10 +68,6 @@ class Asked:
         if self.loaded is not None:
             self.loaded.close()
 
-    def recorded(self, config: EvaluateConfig) -> EvaluateConfig:
-        """The settings for config.toml: with the engine that was chosen, which --resume keeps."""
-        return replace(config, engine=self.loaded.name if self.loaded else config.engine)
-
 
 @dataclass(frozen=True)
 class Job:
@@ -146,7 +142,9 @@ def evaluate_plans(
 
     Raises Interrupted and EvaluationFailed, and UserError if the model's chat template does not work with an environment.
     """
-    (directory / "config.toml").write_text(asked.recorded(config).to_toml(), encoding="utf-8")
+    # With the engine that was chosen, which --resume keeps.
+    recorded = replace(config, engine=asked.loaded.name if asked.loaded else config.engine)
+    (directory / "config.toml").write_text(recorded.to_toml(), encoding="utf-8")
     blocking.exit_if_unstoppable(
         lambda stretch: print(f"Stopped: {blocking.describe(stretch)}; finished rollouts are kept in {directory}")
     )
@@ -162,7 +160,8 @@ def evaluate_plans(
             done = _read_finished(path, part)
             started = time.time()
             interruption.run(loop, _roll_out(config, part, asked, path, done))
-            records = _sorted(path)
+            records = sorted(read_records(path), key=lambda record: (record["example"], record["rollout"]))
+            _write_records(path, records)
             reports.append(_report(config, part, asked, records, time.time() - started))
     return reports
 
@@ -308,13 +307,6 @@ def _read_finished(path: Path, part: Plan) -> set[tuple[int, int]]:
             raise UserError(f"{path} has rollouts of other tasks than this evaluation; start a new evaluation")
     _write_records(path, kept)
     return {(record["example"], record["rollout"]) for record in kept}
-
-
-def _sorted(path: Path) -> list[dict[str, Any]]:
-    """Sort a finished file by task and rollout, in place, and return its records."""
-    records = sorted(read_records(path), key=lambda record: (record["example"], record["rollout"]))
-    _write_records(path, records)
-    return records
 
 
 def _write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:

@@ -16,7 +16,9 @@ MANIFEST = "manifest.json"
 
 def write_manifest(folder: Path) -> None:
     """Write manifest.json over all other files of a folder and its subfolders; all are on the disk then. Raises OSError."""
-    files = _files(folder)
+    files = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
+    )
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL, so large files are read side by side
         entries = dict(zip(files, pool.map(lambda name: _entry(folder / name), files), strict=True))
         list(pool.map(flush_to_disk, (folder / name for name in files)))
@@ -65,12 +67,6 @@ def damage(folder: Path, *, checksums: bool = True) -> str | None:
 
     with ThreadPoolExecutor() as pool:
         return next(filter(None, pool.map(check, wanted)), None)
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
-    )
 
 
 def _entry(path: Path) -> dict[str, int | str]:

@@ -47,12 +47,11 @@ def _final_step(run_dir: Path) -> int | None:
 
 def best_checkpoint(run_dir: Path) -> list[Path]:
     """The checkpoint that --keep-best kept, as the run's last checkpoint names it; none without the option."""
-    found: list[Path] = []
     with suppress(OSError, ValueError, LookupError, TypeError):
-        last = saved_checkpoints(run_dir)[-1]
-        step = json.loads((last / "state.json").read_text())["best"]["kept"]["step"]
-        found = [path for path in saved_checkpoints(run_dir) if path.name == f"step_{step}"]
-    return found
+        saved = saved_checkpoints(run_dir)
+        step = json.loads((saved[-1] / "state.json").read_text())["best"]["kept"]["step"]
+        return [path for path in saved if path.name == f"step_{step}"]
+    return []
 
 
 def check_model_exists(name: str) -> None:

@@ -93,7 +93,10 @@ def check_is_free(directory: Path) -> None:
 
 
 def _in_use(directory: Path) -> UserError:
-    return UserError(f"{directory} is in use by {_holder(directory / LOCK)}; wait until it ends, or stop it")
+    holder = ""
+    with suppress(OSError):
+        holder = (directory / LOCK).read_text()  # as the process that has the lock wrote it
+    return UserError(f"{directory} is in use by {holder or 'another process'}; wait until it ends, or stop it")
 
 
 def is_in_use(directory: Path) -> bool:
@@ -107,14 +110,6 @@ def is_in_use(directory: Path) -> bool:
         return True
     except OSError:  # it cannot be written, so no process of this user's writes to it
         return False
-
-
-def _holder(lock: Path) -> str:
-    """The process that holds a lock, as it wrote it into the lock's file."""
-    try:
-        return lock.read_text() or "another process"
-    except OSError:
-        return "another process"
 
 
 def checkpoint_step(path: Path) -> int | None:

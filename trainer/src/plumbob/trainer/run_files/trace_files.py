@@ -141,9 +141,10 @@ def trace_paths(where: str, env: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = list(stored_steps(path).values())
-        own = [path / f"{env}.jsonl"]
-        found = found or [p for p in own if p.is_file()] or _rollout_files(path)
+        own = path / f"{env}.jsonl"
+        every = (*path.glob("*.jsonl"), *path.glob("*.jsonl.gz"))
+        found = list(stored_steps(path).values()) or ([own] if own.is_file() else [])
+        found = found or sorted(p for p in every if p.name not in NOT_ROLLOUTS)
     else:
         pattern = path.relative_to("/") if path.is_absolute() else path
         found = sorted(p for p in Path("/" if path.is_absolute() else ".").glob(str(pattern)) if p.is_file())
@@ -153,8 +154,3 @@ def trace_paths(where: str, env: str) -> list[Path]:
             ".jsonl.gz)"
         )
     return found
-
-
-def _rollout_files(folder: Path) -> list[Path]:
-    names = (*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz"))
-    return sorted(path for path in names if path.name not in NOT_ROLLOUTS)

@@ -52,9 +52,6 @@ class ChatServer:
 
         return await self.http.awaited(self.pool.ask([], send))
 
-    def close(self) -> None:
-        self.http.close()
-
 
 def read_reply(content: bytes) -> ChatReply:
     """Read a chat completion. Raises ValueError, KeyError, TypeError or IndexError if it cannot be read.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from plumbob.rollout import Completion, Sampling
@@ -78,7 +78,9 @@ def read_completion(content: bytes, *, version: int, greedy: bool) -> Completion
         raise Aborted
     if finish not in ("stop", "length") or not token_ids:
         raise ValueError(f"it ended for the reason {finish!r} after {len(token_ids)} tokens")
-    if not logprobs_match_tokens(items, token_ids):
+    # Until some version after 0.30, vLLM names each token as "token_id:17"; later versions give the number.
+    named = [item.get("token_id", item.get("token")) for item in items]
+    if named not in (list(token_ids), [f"token_id:{token}" for token in token_ids]):
         raise ValueError("its log-probabilities do not belong to its token ids")
     if not all(map(math.isfinite, logprobs)) or min(logprobs) <= NO_LOGPROB:
         raise ValueError("a token has no log-probability")
@@ -93,12 +95,3 @@ def read_prompt_logprobs(content: bytes, *, token_ids: Sequence[int]) -> list[fl
     if given is None or len(given) != len(token_ids):
         raise ValueError(f"{len(given or ())} log-probabilities for {len(token_ids)} ids")
     return [float(at[str(token)]["logprob"]) for at, token in zip(given[1:], token_ids[1:], strict=True)]
-
-
-def logprobs_match_tokens(items: Sequence[Mapping[str, Any]], token_ids: Sequence[int]) -> bool:
-    """Whether these log-probabilities are those of these tokens, in order.
-
-    Until some version after 0.30, vLLM names each token as "token_id:17"; later versions give the number.
-    """
-    named = [item.get("token_id", item.get("token")) for item in items]
-    return named in (list(token_ids), [f"token_id:{token}" for token in token_ids])

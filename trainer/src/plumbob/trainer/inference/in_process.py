@@ -82,7 +82,12 @@ class InProcessEngine(ABC, Generic[R]):
 
     def submit(self, prompt_ids: Sequence[int], sampling: Sampling) -> asyncio.Future[Completion]:
         """Begin what `generate` waits for, in the running event loop. Raises PromptError."""
-        self.check_request(prompt_ids, sampling)
+        check_ids(prompt_ids, self.vocab_size)
+        if len(prompt_ids) + sampling.max_tokens > self.max_length:
+            raise PromptError(
+                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new tokens exceed the engine's limit of "
+                f"{self.max_length}"
+            )
         loop, prompt = asyncio.get_running_loop(), np.asarray(prompt_ids, dtype=np.int64)
         numbers = random.Random(sampling.seed)
         request: R = self.request_type(prompt, sampling, loop.create_future(), self.version, numbers)  # ty: ignore
@@ -128,15 +133,6 @@ class InProcessEngine(ABC, Generic[R]):
     @abstractmethod
     def forget(self) -> None:
         """See `TrainingEngine.forget`."""
-
-    def check_request(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
-        """Raise PromptError for an empty or too long prompt, and for an id outside the vocabulary."""
-        check_ids(prompt_ids, self.vocab_size)
-        if len(prompt_ids) + sampling.max_tokens > self.max_length:
-            raise PromptError(
-                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new tokens exceed the engine's limit of "
-                f"{self.max_length}"
-            )
 
     def update(
         self, weights: WholeTensors | Mapping[str, torch.Tensor], *, in_flight: InFlight = "refuse"

@@ -79,9 +79,6 @@ class TokenServers:
                 raise ServerFailure(server.url, 503, failure.reason) from None
             raise
 
-    def close(self) -> None:
-        self.http.close()
-
 
 def root_url(url: str, option: str = "--vllm-url") -> str:
     """A server's URL without a slash or /v1 at its end. Raises UserError, naming `option`, if `url` is not a URL."""

@@ -35,8 +35,7 @@ def open_vllm(parts: EngineParts) -> VllmEngine:
         engine.close()
         raise UserError(
             f"--max-context {config.max_context} is more than the vLLM server's limit of {engine.max_length} tokens; "
-            "lower it, or "
-            "start vf-vllm with a larger --max-model-len"
+            "lower it, or start vf-vllm with a larger --max-model-len"
         )
     return engine
 
@@ -49,8 +48,7 @@ def _start(parts: EngineParts) -> str:
     path = model_path(config.model)
     if (Path(path) / "adapter_config.json").is_file():
         raise UserError(
-            f"--model {config.model} is a LoRA adapter, from which vLLM cannot start; give a whole model, such as a "
-            "run's "
+            f"--model {config.model} is a LoRA adapter, from which vLLM cannot start; give a whole model, such as a run's "
             "model/ folder"
         )
     options = ServerOptions(

@@ -122,8 +122,7 @@ class VllmEngine:
         if len(prompt_ids) + sampling.max_tokens > self.max_length:
             raise PromptError(
                 f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new tokens exceed the vLLM server's limit "
-                f"of {self.max_length}; "
-                "start vf-vllm with a larger --max-model-len"
+                f"of {self.max_length}; start vf-vllm with a larger --max-model-len"
             )
         return await self._servers.generate(prompt_ids, sampling)
 

@@ -13,9 +13,9 @@ import pickle
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,27 +57,19 @@ class WeightTransfer:
 
         Raises SyncError; a server may then have a part of them and must not be used before the next push.
         """
-        with self._paused():
+        # Pausing waits for the completions of all clients and drops cached keys and values of the old weights.
+        self.control.each("POST", "/pause", params={"mode": "wait", "clear_cache": "true"})
+        try:
             self.transport.move(weights, version)
             self._mark(version)
+        finally:
+            with suppress(SyncError):  # an error above says more than a failed resume
+                self.control.each("POST", "/resume")
         size = sum(shape.numel() * self.dtype.itemsize for shape in shapes_of(weights).values())
         return Pushed(size, self.model)
 
     def close(self) -> None:
         self.transport.close()
-
-    @contextmanager
-    def _paused(self) -> Generator[None]:
-        """Context in which the servers are paused.
-
-        Pausing waits for the completions of all clients and drops cached keys and values of the old weights.
-        """
-        self.control.each("POST", "/pause", params={"mode": "wait", "clear_cache": "true"})
-        try:
-            yield
-        finally:
-            with suppress(SyncError):  # an error inside the context says more than a failed resume
-                self.control.each("POST", "/resume")
 
     def _mark(self, version: int) -> None:
         """Mark each server with the policy version, because a restarted one has its files' weights."""
@@ -216,11 +208,9 @@ class NcclTransport(_GpuTransport):
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer  # ty: ignore[import-not-found]
 
         self._join()
-        packing = {} if self.packed_at_start else self._packing()
-        info = {
-            **self._described(list(weights), [list(shape) for shape in shapes_of(weights).values()]),
-            **packing,
-        }
+        info = self._described(list(weights), [list(shape) for shape in shapes_of(weights).values()])
+        if not self.packed_at_start:
+            info |= self._packing()
 
         def broadcast() -> None:
             torch.cuda.set_device(self.device)
@@ -257,15 +247,12 @@ class NcclTransport(_GpuTransport):
             for i in range(len(self.control.urls))
         ]
 
+        def ask(url: str, body: dict[str, Any]) -> None:
+            Control(self.control.http, [url]).each("POST", "/init_weight_transfer_engine", body)
+
         def announce() -> None:
             with ThreadPoolExecutor(len(bodies)) as threads:
-                one_by_one = [Control(self.control.http, [url]) for url in self.control.urls]
-                asked = [
-                    threads.submit(one.each, "POST", "/init_weight_transfer_engine", body)
-                    for one, body in zip(one_by_one, bodies, strict=True)
-                ]
-                for answer in asked:
-                    answer.result()
+                list(threads.map(ask, self.control.urls, bodies))
 
         def join() -> Any:
             torch.cuda.set_device(self.device)

@@ -11,7 +11,7 @@ import logging
 import os
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -89,10 +89,8 @@ class Zero(Sharding):
 
     @contextmanager
     def whole(self, *parameters: torch.Tensor) -> Generator[list[torch.Tensor]]:
-        if self.stage != 3:
-            yield [p.detach() for p in parameters]
-            return
-        with self._deepspeed.zero.GatheredParameters(list(parameters)):
+        gathered = self._deepspeed.zero.GatheredParameters(list(parameters)) if self.stage == 3 else nullcontext()
+        with gathered:
             yield [p.detach() for p in parameters]
 
     @torch.no_grad()

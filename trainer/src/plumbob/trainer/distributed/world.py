@@ -92,14 +92,12 @@ def join_world(device: torch.device | None = None) -> World:
     `device`: by default the GPU whose number is this process's local rank, or the CPU if there is no GPU. Raises
     RuntimeError if another number of processes joins than the launcher announced.
     """
-    size, rank, local = (int(os.environ.get(name, low)) for name, low in _VARIABLES)
-    on_gpu = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "false").lower() not in (
-        "1",
-        "true",
-        "yes",
+    size, rank, local = (
+        int(os.environ.get(name, alone)) for name, alone in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
     )
     if device is None:
-        device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+        on_cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
+        device = torch.device("cuda", local) if torch.cuda.is_available() and not on_cpu else torch.device("cpu")
     os.environ["PLUMBOB_DEVICE"] = str(device)  # where small models of environments compute too (plumbob.retrieval)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -120,9 +118,6 @@ def leave_world() -> None:
     """Leave the process group, if this process joined one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-_VARIABLES = (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))
 
 
 def balanced_shares(costs: Sequence[int], num_shares: int) -> list[list[int]]:

@@ -22,7 +22,9 @@ def marks(task: vf.Task) -> frozenset[str]:
     """
     data = task.data
     found = {f"content {hashlib.sha256(_content(task)).hexdigest()}"}
-    name = data.id if data.id is not None else _own_key(task)
+    # verifiers' default key is made from all fields.
+    own_key = None if type(task).key is vf.Task.key else task.key
+    name = data.id if data.id is not None else own_key
     if name is not None and data.prompt is not None:
         found.add(f"id {name}\n{data.prompt_text}")
     return frozenset(found)
@@ -42,11 +44,6 @@ def _content(task: vf.Task) -> bytes:
         mode="json", exclude=_LABELS, exclude_none=True, fallback=lambda value: type(value).__name__
     )
     return json.dumps(content, sort_keys=True).encode()
-
-
-def _own_key(task: vf.Task) -> str | None:
-    """The key that the environment gives the task; None if it is verifiers' default, which is made from all fields."""
-    return None if type(task).key is vf.Task.key else task.key
 
 
 def marks_of(tasks: Iterable[vf.Task]) -> set[str]:

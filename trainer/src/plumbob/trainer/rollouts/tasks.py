@@ -439,7 +439,7 @@ def refused(env: str) -> Generator[None]:
         raise UserError(f"{env} cannot be loaded: {type(error).__name__}: {_one_line(error)} ({where})") from error
 
 
-def _one_line(error: Exception, most: int = 300) -> str:
-    """The error's message in one line of at most about `most` characters, because libraries raise whole pages."""
+def _one_line(error: Exception) -> str:
+    """The error's message in one line of at most about 300 characters, because libraries raise whole pages."""
     text = " ".join(str(error).split())
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= 300 else f"{text[:300]}..."

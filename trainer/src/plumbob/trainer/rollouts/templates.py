@@ -21,9 +21,7 @@ RESULT = {"role": "tool", "content": "?", "name": "tool", "tool_call_id": "0"}
 def opening_messages(task: vf.Task) -> list[dict[str, Any]]:
     """The wire messages of the first prompt; a made-up user message stands for one that the environment says later."""
     given = task.data.prompt
-    messages = (
-        verifiers_messages.typed_messages("Hello.") if given is None else verifiers_messages.typed_messages(given)
-    )
+    messages = verifiers_messages.typed_messages("Hello." if given is None else given)
     return [verifiers_messages.to_wire(message) for message in verifiers_messages.with_system_prompt(task, messages)]
 
 

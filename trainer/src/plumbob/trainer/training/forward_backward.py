@@ -26,7 +26,7 @@ def accumulate(
     minibatch: Minibatch,
     interruption: Interruption | None,
     loss: MicrobatchLoss | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Tally:
     """Compute the gradient of this process's rows of the minibatch, and leave it in the trained weights.
 
@@ -66,7 +66,8 @@ def accumulate(
                     exit_out_of_memory(run, state.microbatch_tokens, failed)
         minibatch.seen = True
         if not run.world.any(bool(failed)):
-            meanwhile()
+            if meanwhile is not None:
+                meanwhile()
             return Tally.of(sums)  # sums are read only now, because reading waits for the device
         _make_room(run, minibatch, microbatches, failed, unmoved=interruption is not None)
 

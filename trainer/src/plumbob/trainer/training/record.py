@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-import verifiers.v1 as vf
 from plumbob.console import counted
 from plumbob.trainer.evaluation.held_out import HeldOut
 from plumbob.trainer.evaluation.statistics import Estimate
@@ -20,7 +20,6 @@ from plumbob.trainer.run_files.behind import Behind
 from plumbob.trainer.run_files.run_directory import MetricsLog
 from plumbob.trainer.run_files.silence import SilenceWatch
 from plumbob.trainer.run_files.stopped import Stop, forget_stop, write_stop
-from plumbob.trainer.run_files.token_record import TokenRecord
 from plumbob.trainer.run_files.trace_files import write_traces
 from plumbob.trainer.training.run import MOST_SKIPPED, Run
 from plumbob.trainer.watch.warnings import Warner
@@ -61,6 +60,7 @@ class RunRecorder:
             imitates=bool(run.demonstrations),
         )
         self.log = MetricsLog(run.directory)
+        self._store = partial(write_traces, run.directory, group_size=config.num_generations, seed=config.seed)
         self.reporter = make_reporter(config, run.directory)
         before = means(run.state.evaluations.get("before", {}))
         # The trends are about rollouts and their rewards, which a run of `sft` does not have.
@@ -110,7 +110,7 @@ class RunRecorder:
 
         def store() -> None:
             try:
-                self._store(step, records, self.config.max_steps, tokens)
+                self._store(step, records, steps=self.config.max_steps, tokens=tokens)
             except Exception as error:
                 self.note(
                     f"The traces of step {step} could not be written and are lost: {type(error).__name__}: {error}"
@@ -179,7 +179,7 @@ class RunRecorder:
         self.behind.wait()
         if isinstance(error, RunFailed) and error.records:
             with suppress(OSError):
-                self._store(step, error.records, None)  # all of them: they show why the run ends
+                self._store(step, error.records, steps=None)  # all of them: they show why the run ends
         self._store_stop(step, error)
         self.note(f"Stopped in step {step}: {error}")
         self.note(f"To find out why:  doctor {self.directory}")
@@ -194,17 +194,6 @@ class RunRecorder:
         if isinstance(error, RunFailed) and self.state.skipped_in_a_row >= MOST_SKIPPED:
             cause = "not-finite"
         write_stop(self.directory, Stop(step, type(error).__name__, str(error), cause))
-
-    def _store(
-        self,
-        step: int,
-        records: Sequence[vf.Trace | str],
-        steps: int | None,
-        tokens: Mapping[str, TokenRecord] | None = None,
-    ) -> None:
-        """See `write_traces`."""
-        c = self.config
-        write_traces(self.directory, step, records, c.num_generations, seed=c.seed, steps=steps, tokens=tokens)
 
     def _note_failures(self, step: int, batch: Batch) -> None:
         """Report what hung, in every step, and each other reason why rollouts are left out when it first occurs."""

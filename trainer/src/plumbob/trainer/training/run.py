@@ -193,11 +193,9 @@ def restored_best(saved: Mapping[str, Any] | None, run: Run) -> Best | None:
     """
     if saved is None or saved["metric"] != run.config.keep_best:
         return None
-    best = Best.from_json(saved)
-    there = [_is_there(run.directory, judged) for judged in (best.kept, best.previous)]
-    return dataclasses.replace(best, kept=there[0] or there[1], previous=there[1])
-
-
-def _is_there(directory: Path, judged: Judged | None) -> Judged | None:
-    there = judged is not None and (directory / "checkpoints" / f"step_{judged.step}").is_dir()
-    return judged if there else None
+    best, folder = Best.from_json(saved), run.directory / "checkpoints"
+    kept, previous = (
+        one if one is not None and (folder / f"step_{one.step}").is_dir() else None
+        for one in (best.kept, best.previous)
+    )
+    return dataclasses.replace(best, kept=kept or previous, previous=previous)

@@ -96,7 +96,7 @@ def train_step(
 
     tallies = [
         # Once weights have moved, an interruption waits for the step's end: half a step could not be resumed.
-        optimizer_step(run, minibatch, interruption if k == 0 else None, meanwhile=nothing if k else meanwhile)
+        optimizer_step(run, minibatch, interruption if k == 0 else None, meanwhile=meanwhile if k == 0 else None)
         for k, minibatch in enumerate(minibatches * config.num_iterations)
     ]
     tallies.append(Tally.of_movement(weights_before, WeightSample.of(policy.sharding)))
@@ -146,16 +146,12 @@ def tool_times(samples: Sequence[Sample]) -> dict[str, float]:
     return {"time/tools": waited / max(len(samples), 1), "time/tools_share": waited / lasted if lasted else 0.0}
 
 
-def nothing() -> None:
-    """What is done while most updates' passes are computed."""
-
-
 def optimizer_step(
     run: Run,
     minibatch: Minibatch,
     interruption: Interruption | None,
     loss: MicrobatchLoss | None = None,
-    meanwhile: Callable[[], None] = nothing,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Tally:
     """Forward, backward and one update of the weights. An update whose gradient is not finite is skipped and counted.
 

@@ -97,13 +97,13 @@ def start_server(
     """
     port = options.port or free_port()
     command = [*program, *options.arguments(port)]
-    environment = {**os.environ, PARENT: str(os.getpid())}
+
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         # In a session of its own the server does not get Ctrl-C; the trainer ends it after saving.
         process = subprocess.Popen(
             command,
-            env=environment,
+            env={**os.environ, PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -148,9 +148,9 @@ def _hint(log: Path) -> str:
     return ""
 
 
-def tail(log: Path, lines: int = SHOWN_LINES) -> str:
+def tail(log: Path) -> str:
     """The last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
 
 
 def free_port() -> int:

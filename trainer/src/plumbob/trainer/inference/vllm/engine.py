@@ -57,8 +57,6 @@ class VllmSettings:
     """Folder for synced adapters and weights, which all machines share; None: a local one, in memory if possible."""
     seeds: bool = False
     """Whether to send each completion's seed; vLLM then samples request by request, slower and not exact to the bit."""
-    api_key_var: str = "OPENAI_API_KEY"
-    """Name of the environment variable with the servers' API key."""
     timing: Timing = field(default_factory=Timing)
     """Time limits of requests."""
 
@@ -80,7 +78,7 @@ class VllmEngine:
         if not urls or len(set(urls)) < len(urls):
             problem = "a server twice; give each once" if urls else "no server; give at least one"
             raise UserError(f"--vllm-url names {problem}")
-        self._http = HttpThread(settings.timing, os.environ.get(settings.api_key_var))
+        self._http = HttpThread(settings.timing, os.environ.get("OPENAI_API_KEY"))
         try:
             infos = [check_server(self._http, u, settings.model, settings.vocab_size) for u in urls]
             self._check_takes(infos)

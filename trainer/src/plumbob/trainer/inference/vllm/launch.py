@@ -64,8 +64,6 @@ class ServerOptions:
     bf16: bool = True
     sleep: bool = False
     """Whether the server can give its GPU memory back while the trainer trains."""
-    port: int = 0
-    """Port that the server listens on; 0 takes a free one."""
     extra: tuple[str, ...] = ()
     """Further options of `vllm serve`."""
 
@@ -95,7 +93,7 @@ def start_server(
     starting. Raises UserError with the end of the log if the server ends or does not answer in time. Call this from the
     main thread, because the kernel ends the server together with the thread that started it.
     """
-    port = options.port or free_port()
+    port = free_port()
     command = [*program, *options.arguments(port)]
 
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -161,7 +161,6 @@ def _read_template(x: Examination, config: TrainConfig, tasks: Any) -> None:
 
 
 def _import_torch() -> None:
-    """Import what computes with models."""
     load_torch_libraries()
     with fast_imports("torch and transformers"):
         import_transformers()

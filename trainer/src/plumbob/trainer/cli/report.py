@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -87,14 +88,9 @@ def _serve(runs: list[Path], port: int, limit: int | None) -> None:
     """Serve until Ctrl-C."""
     from plumbob.trainer.report.live import HOST, serve
 
-    server = serve(runs, port, limit)
-    print(f"http://{HOST}:{server.server_port}/  (Ctrl-C ends it)", flush=True)
-    try:
+    with serve(runs, port, limit) as server, suppress(KeyboardInterrupt):
+        print(f"http://{HOST}:{server.server_port}/  (Ctrl-C ends it)", flush=True)
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.server_close()
 
 
 def main() -> None:

@@ -96,7 +96,9 @@ def settle(
                 raise UserError(f"{_shown(written, file)} is an option of `train`, not of `{command}`: leave it out")
             raise UserError(_unknown(env, written, file, [*own_names, *known], command))
         if value is None:
-            value = _without_value(env, known[found])
+            if known[found].kind != "bool":
+                raise UserError(f"{flag(found)} needs a value: this setting of {env} is not a true/false switch")
+            value = True
         if found in settings:
             raise UserError(f"the setting {found!r} of {env} is given twice, once as {_shown(written, file)}")
         settings[found] = as_text(value)
@@ -163,12 +165,6 @@ def _refusal(env: str, setting: Setting, text: str, announce: Announce = nullcon
     except ValidationError as error:
         return next((found["msg"] for found in error.errors() if found["loc"][:1] == (setting.name,)), None)
     return None
-
-
-def _without_value(env: str, setting: Setting) -> bool:
-    if setting.kind != "bool":
-        raise UserError(f"{flag(setting.name)} needs a value: this setting of {env} is not a true/false switch")
-    return True
 
 
 def _shown(written: str, file: Path | None) -> str:

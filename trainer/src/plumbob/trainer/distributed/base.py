@@ -73,7 +73,6 @@ class Sharding(ABC):
         """
 
     def zero_grad(self) -> None:
-        """Discard the gradients."""
         self.optimizer.zero_grad()
 
     def not_finite(self) -> str:

@@ -34,12 +34,9 @@ def serve(paths: Sequence[Path], port: int, limit: int | None) -> ThreadingHTTPS
 
         def _send(self, kind: str, body: bytes) -> None:
             self.send_response(200)
-            for name, value in {
-                "Content-Type": kind,
-                "Content-Length": str(len(body)),
-                "Cache-Control": "no-store",
-            }.items():
-                self.send_header(name, value)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(body)
 

@@ -137,7 +137,6 @@ def packed(text: str) -> str:
 
 
 def _add_step(found: Rollouts, numbers: dict[str, int], run: int, step: _Step) -> None:
-    """Add the rollouts of one file."""
     found.token_ids[run] |= step.token_ids
     found.problems += step.problems
     for values in step.index:
@@ -257,8 +256,7 @@ def _reply(trace: dict[str, Any]) -> str:
 
 def _answer(trace: dict[str, Any]) -> str:
     """The right answer, if the task's data has one under a usual name."""
-    data = trace["task"].get("data") or {}
-    answer = data.get("answer")
+    answer = (trace["task"].get("data") or {}).get("answer")
     return str(answer)[:PREVIEW] if answer is not None else ""
 
 

@@ -137,12 +137,10 @@ def make_reporter(config: TrainConfig, run_dir: Path) -> Reporter:
     WANDB_MODE=offline, and HF_HUB_OFFLINE for a Trackio Space.
     """
     check_reporting(config)
-    start = {"none": lambda *_: Reporter(), "wandb": _wandb, "trackio": _trackio, "tensorboard": _tensorboard}[
-        config.report_to
-    ]
+    trackers = {"none": lambda *_: Reporter(), "wandb": _wandb, "trackio": _trackio, "tensorboard": _tensorboard}
     try:
         with redirect_stdout(sys.stderr):
-            return start(run_dir, dataclasses.asdict(config))
+            return trackers[config.report_to](run_dir, dataclasses.asdict(config))
     except UserError:
         raise
     except Exception as error:  # the run has not begun, so the user can still put it right

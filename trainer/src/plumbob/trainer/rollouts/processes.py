@@ -82,8 +82,6 @@ class RolloutProcesses:
         """`given`: a pickle of sys.path, the configuration, and a pickle of `Rules` and of a task of each environment."""
         self.processes: list[subprocess.Popen[bytes]] = []
         self.sockets: list[socket.socket] = []
-        self.loading: list[socket.socket] = []
-        """Of processes that have not said yet that they can play."""
         for _ in range(count):
             mine, theirs = socket.socketpair()
             with theirs, tempfile.TemporaryFile() as stored:  # to send it over the socket would wait until it is read
@@ -100,7 +98,8 @@ class RolloutProcesses:
                 )
             self.processes.append(process)
             self.sockets.append(mine)
-        self.loading += self.sockets
+        self.loading = list(self.sockets)
+        """Of processes that have not said yet that they can play."""
 
     def ready(self) -> bool:
         """Whether all of them have loaded. If one cannot, all are ended, and this process says why and plays alone."""

@@ -177,7 +177,6 @@ class Recording:
 
 
 def row_of(sample: Sample, member: int, advantage: float) -> records.Row:
-    """A sample as a row of the record."""
     return records.Row(
         rollout=sample.trace_id,
         group=sample.group,
@@ -257,7 +256,6 @@ def settings_of(run: Run) -> records.Settings:
 def trial_of(inputs: LossInputs, loss: Callable[[LossInputs], torch.Tensor]) -> records.LossTrial:
     """Ask the loss for the slopes of the microbatch's tokens with moved old and reference log-probabilities."""
     own = inputs.logprobs.detach().clone().requires_grad_()
-
     old, reference = moved(own, MOVED), None if inputs.ref_logprobs is None else moved(own, APART)
     asked = LossInputs(own, old, inputs.advantages, inputs.weights, inputs.rows, inputs.corrections, reference)
     with torch.enable_grad():

@@ -55,7 +55,6 @@ Steps = GrpoSteps | SftSteps
 
 
 def open_steps(run: Run, runner: asyncio.Runner, interruption: Interruption, recorder: Recorder) -> Steps:
-    """The steps that the run's settings ask for."""
     if isinstance(run.config, SftConfig):
         return SftSteps(run, interruption)
     return GrpoSteps(run, runner, interruption, recorder)

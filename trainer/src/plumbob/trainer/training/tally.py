@@ -193,12 +193,6 @@ WEIGHTS_PER_TENSOR = 1024
 """About how many entries of each trained tensor are compared before and after a step."""
 
 
-def _sampled(sharding: Sharding) -> list[torch.Tensor]:
-    """The tensors that are sampled."""
-    trainable = sharding.trainable
-    return [p for name, p in trainable.items() if len(sharding.shapes[name]) > 1] or list(trainable.values())
-
-
 @dataclass(frozen=True)
 class WeightSample:
     """About 1,024 evenly spaced entries of each trained tensor that this process holds, at one moment.
@@ -214,8 +208,9 @@ class WeightSample:
 
     @classmethod
     def of(cls, sharding: Sharding) -> WeightSample:
-        """The sample of the present weights."""
-        parts = [sharding.local(parameter).reshape(-1) for parameter in _sampled(sharding)]
+        trainable = sharding.trainable
+        matrices = [p for name, p in trainable.items() if len(sharding.shapes[name]) > 1]
+        parts = [sharding.local(parameter).reshape(-1) for parameter in matrices or trainable.values()]
         taken = [part[:: max(1, len(part) // WEIGHTS_PER_TENSOR)] for part in parts]
         return cls(torch.cat(taken), tuple(map(len, taken)))
 

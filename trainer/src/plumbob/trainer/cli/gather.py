@@ -267,9 +267,10 @@ def _first_steps(kept: Any, judged: trends.Trends) -> Iterator[Finding]:
         yield from [*found, Finding(check, "pass", "", None, "signal")]
         return
     row, rewards = kept.metrics[0], [r.reward for r in rows]
-    best = max(rewards, default=0.0)
+    worst, best = min(rewards, default=0.0), max(rewards, default=0.0)
+    earned = f"{best:.3g}" if worst == best else f"from {worst:.3g} to {best:.3g}"
     cause = "never-succeeds" if best <= NEVER else "too-little-signal"
-    said = f"all {len(rows)} rollouts of the first step earn what the others of their group earn, {_range(rewards)}"
+    said = f"all {len(rows)} rollouts of the first step earn what the others of their group earn, {earned}"
     if row.get("rollout/tools") and not row.get("rollout/tool_calls") and best <= NEVER:
         replies = row.get("rollout/turns", 1.0) * len(rows)
         cause = "calls-not-read"
@@ -279,11 +280,6 @@ def _first_steps(kept: Any, judged: trends.Trends) -> Iterator[Finding]:
         )
     yield Finding(check, "fail", f"{said}. No further step was taken", cause, "signal", 1)
     yield from (f for f in found if f.stage != "signal" and f.cause != cause)
-
-
-def _range(rewards: Sequence[float]) -> str:
-    low, high = min(rewards, default=0.0), max(rewards, default=0.0)
-    return f"{low:.3g}" if low == high else f"from {low:.3g} to {high:.3g}"
 
 
 def _records(x: Examination, directory: Path, status: Status, *, model: bool) -> None:

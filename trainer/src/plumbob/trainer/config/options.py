@@ -343,7 +343,8 @@ def resolve(
         if value is not None and value not in ([], ())  # an option that may be repeated, and was not given
     }
     resume, config_file = values.pop("resume", None), values.pop("config_file", None)
-    unknown_options = dict(_unknown_option(text) for text in values.pop(UNKNOWN_OPTIONS, ()))
+    parts = (text.partition("=") for text in values.pop(UNKNOWN_OPTIONS, ()))
+    unknown_options = {name: value if equals else None for name, equals, value in parts}
     path, saved, unknown_keys = None, {}, {}
     if resume is not None:
         require(config_file is None, f"--resume reads the {kind}'s own configuration; leave --config out")
@@ -393,11 +394,6 @@ def _of_file(cls: Any, values: Mapping[str, Any], path: Path | None) -> Any:
         return cls(**values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-
-
-def _unknown_option(text: str) -> tuple[str, str | None]:
-    name, equals, value = text.partition("=")
-    return name, value if equals else None
 
 
 def _add_env_args(values: dict[str, Any], settings: Mapping[str, str]) -> None:

@@ -152,19 +152,15 @@ class TrainConfig(RolloutOptions, LearningConfig):
         read_parts(self.chat_template)
         self._check_own()
         self._check_objective()
-        self._check_vllm()
+        require(
+            not self.max_staleness or self.engine != "vllm" or (self.peft and not self.vllm_sleep),
+            "--max-staleness samples rollouts while a step trains, which with --engine vllm needs --peft and no --vllm-sleep",
+        )
         require(
             self.gpu_bytes is None or self.engine != "vllm",
             "--gpu-memory plans an engine in the training process: not --engine vllm, which has --engine-memory",
         )
         self._check_keep_best()
-
-    def _check_vllm(self) -> None:
-        ahead = self.engine != "vllm" or (self.peft and not self.vllm_sleep)
-        require(
-            not self.max_staleness or ahead,
-            "--max-staleness samples rollouts while a step trains, which with --engine vllm needs --peft and no --vllm-sleep",
-        )
 
     def _check_mixture(self) -> None:
         """Raise UserError for what a run of several environments cannot have."""

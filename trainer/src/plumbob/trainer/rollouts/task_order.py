@@ -41,11 +41,14 @@ def choose_order(asked: TaskOrder, env: str, config: vf.TasksetConfig, tasks: Se
 
     Raises UserError for `curriculum` if the environment neither rates its tasks nor sorts them by itself.
     """
+    sorts_by_itself = getattr(config, "curriculum", False) is True
     if asked == "auto":
-        return "as-given" if _order_is_meant(config) else "shuffle"
+        # Only the user's own `shuffle` counts: an environment whose default is not to shuffle says nothing about order.
+        kept = "shuffle" in config.model_fields_set and getattr(config, "shuffle", True) is False
+        return "as-given" if kept or sorts_by_itself else "shuffle"
     if asked != "curriculum":
         return asked
-    if _sorts_by_itself(config):
+    if sorts_by_itself:
         return "as-given"
     unrated = sum(difficulty(task) is None for task in tasks)
     if unrated:
@@ -54,19 +57,6 @@ def choose_order(asked: TaskOrder, env: str, config: vf.TasksetConfig, tasks: Se
             f"training tasks of {env} have none; use --task-order as-given if they are in the order that you want"
         )
     return "curriculum"
-
-
-def _sorts_by_itself(config: vf.TasksetConfig) -> bool:
-    return getattr(config, "curriculum", False) is True
-
-
-def _order_is_meant(config: vf.TasksetConfig) -> bool:
-    """Whether the settings ask for the environment's own order.
-
-    `shuffle` counts only if the user gave it: an environment whose default is not to shuffle says nothing about order.
-    """
-    kept = "shuffle" in config.model_fields_set and getattr(config, "shuffle", True) is False
-    return kept or _sorts_by_itself(config)
 
 
 def difficulty(task: Any) -> float | None:

@@ -22,9 +22,9 @@ def marks(task: vf.Task) -> frozenset[str]:
     """
     data = task.data
     found = {f"content {hashlib.sha256(_content(task)).hexdigest()}"}
-    # verifiers' default key is made from all fields.
-    own_key = None if type(task).key is vf.Task.key else task.key
-    name = data.id if data.id is not None else own_key
+    name = data.id
+    if name is None and type(task).key is not vf.Task.key:  # verifiers' default key is made from all fields
+        name = task.key
     if name is not None and data.prompt is not None:
         found.add(f"id {name}\n{data.prompt_text}")
     return frozenset(found)

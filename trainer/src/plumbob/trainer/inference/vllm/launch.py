@@ -95,7 +95,6 @@ def start_server(
     """
     port = free_port()
     command = [*program, *options.arguments(port)]
-
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         # In a session of its own the server does not get Ctrl-C; the trainer ends it after saving.

@@ -128,8 +128,8 @@ def test_a_replay_takes_the_settings_of_the_transcripts_and_needs_no_data(evalua
     """Scored under another answer style or retriever, equal transcripts would differ; the data are in the traces."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     musique = EvaluateConfig(
-        envs=("musique",), num_examples=4, oracle=True, run_name="m",
-        env_args=("datasets=synthetic", "answer_style=complete"),
+        envs=("musique", "lookup"), num_examples=4, oracle=True, run_name="m",
+        env_args=("musique.datasets=synthetic", "musique.answer_style=complete", "lookup.min_hops=1"),
     )  # fmt: skip
     directory = evaluate(musique)
     again = replace(LOOKUP, envs=("musique",), replay=str(directory / "musique.jsonl"), num_examples=None)

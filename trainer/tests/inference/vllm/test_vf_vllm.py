@@ -108,6 +108,7 @@ def test_models_by_name_place_and_position():
 def test_several_copies_answer_through_one_process():
     assert "--api-server-count 1" in shlex.join(planned("--model m --data-parallel-size 2").argv)
     assert "--api-server-count" not in planned("--model m --data-parallel-size 1").argv
+    assert "two" in planned("--model m --data-parallel-size two").argv  # vLLM says that it is no number
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.3", "::", "gpu-7"])

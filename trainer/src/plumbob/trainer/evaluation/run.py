@@ -26,6 +26,7 @@ from plumbob.hub import find
 from plumbob.rollout import Chat, Limits, Sampling, ScriptedChat, blocking, derive_seed, run_rollout
 from plumbob.rollout.environment_code import Caller
 from plumbob.rollout.types import UnsupportedTaskset
+from plumbob.trainer.config import mixture
 from plumbob.trainer.config.chat_template import RECORDED
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
@@ -202,9 +203,9 @@ def _stored_settings(path: Path, env: str) -> dict[str, str]:
             values = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        given = EvaluateConfig(envs=(env,), env_args=tuple(values.get("env_args", ()))).settings_of(env)
-        own = getattr(find(env).load(), "oracle_settings", {}) if values.get("oracle") else {}
-        return {name: value for name, value in {**own, **given}.items() if name not in ("datasets", "split")}
+        given, own = mixture.common_and_own(values.get("env_args", ()), env)
+        oracle = getattr(find(env).load(), "oracle_settings", {}) if values.get("oracle") else {}
+        return {name: value for name, value in {**oracle, **given, **own}.items() if name not in ("datasets", "split")}
     return {}
 
 

@@ -107,7 +107,7 @@ def plan(arguments: Sequence[str], environ: Mapping[str, str], known: str | None
         added.add("--max-loras", "2")
     elif sync != "disk":
         added.add("--weight-transfer-config", json.dumps({"backend": sync}))
-    if int(_value_of(rest, "--data-parallel-size", "-dp") or 1) > 1:
+    if _value_of(rest, "--data-parallel-size", "-dp") not in (None, "0", "1"):  # vLLM itself refuses what is no number
         # vLLM refuses to load adapters at run time if several API server processes answer requests.
         added.add("--api-server-count", "1")
 

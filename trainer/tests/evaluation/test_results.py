@@ -5,13 +5,15 @@ import json
 import math
 import random
 import statistics
+from types import SimpleNamespace
 
 import pytest
+import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
 from plumbob.console import UserError
 from plumbob.trainer.cli.analyze import app, compare
-from plumbob.trainer.evaluation.results import Row, read_records, rows_of, summarize, table
+from plumbob.trainer.evaluation.results import Row, is_truncated, read_records, rows_of, summarize, table
 from plumbob.trainer.evaluation.statistics import estimate, estimate_count, paired_bootstrap, pass_at_k
 
 
@@ -25,6 +27,19 @@ def record(key, reward, rollout=None, ok=True, **metrics):
         "errors": [] if ok else [{"type": "EngineError", "message": "gone\nfor good"}],
     }
     return made if rollout is None else {**made, "rollout": rollout}
+
+
+@given(
+    st.sampled_from([None, "max_turns", "max_turn_tokens", "max_total_tokens", "compaction_failed", "done"]),
+    st.lists(
+        st.fixed_dictionaries(
+            {"error": st.sampled_from([None, {}]), "finish_reason": st.sampled_from(["stop", "length"])}
+        )
+    ),
+)
+def test_what_was_cut_off_is_what_verifiers_says(stop, calls):
+    trace = vf.Trace.model_construct(stop_condition=stop, calls=[SimpleNamespace(**call) for call in calls])
+    assert is_truncated({"stop_condition": stop, "calls": calls}) == trace.is_truncated
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ class Row:
                 **{name: value["score"] for name, value in rewards.items()},
                 **{name: value for name, value in record["metrics"].items() if value is not None},
             },
-            truncated=_is_truncated(record),
+            truncated=is_truncated(record),
             output_tokens=record.get("num_output_tokens", 0),
             hops=None if hops is None else int(hops),
             shares=frozenset((*rewards, *record.get("zero_one_metrics", ()))),
@@ -68,11 +68,11 @@ class Row:
         )
 
 
-def _is_truncated(record: Mapping[str, Any]) -> bool:
+def is_truncated(trace: Mapping[str, Any]) -> bool:
     """What verifiers' `Trace.is_truncated` would say; the property itself is not stored."""
-    limits = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "max_turn_tokens")
-    calls = record.get("calls") or [{}]
-    return record.get("stop_condition") in limits or calls[-1].get("finish_reason") == "length"
+    limits = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
+    calls = [call for call in trace.get("calls") or () if call.get("error") is None]
+    return trace.get("stop_condition") in limits or bool(calls and calls[-1].get("finish_reason") == "length")
 
 
 def first_trace(path: Path) -> dict[str, Any]:

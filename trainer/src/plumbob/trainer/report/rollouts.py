@@ -14,13 +14,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from plumbob.trainer.evaluation.results import is_truncated
 from plumbob.trainer.run_files import trace_files
 from plumbob.trainer.run_files.token_record import expand, run_lengths
 
 ROLES = ("system", "user", "assistant", "tool", "template")
 """Origins of tokens, by the number that stands for them in the page."""
-CUT_OFF = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
-"""Stop conditions that are limits."""
 PREVIEW = 80
 """Characters of a rollout's last reply in the list."""
 LEVEL = 6
@@ -204,7 +203,7 @@ def compact(trace: dict[str, Any]) -> dict[str, Any]:
         "rewards": {name: [finite(r["score"]), r["weight"]] for name, r in rewards.items()},
         "metrics": {name: finite(value) for name, value in (trace.get("metrics") or {}).items() if value is not None},
         "stop": str(trace.get("stop_condition") or ("failed" if trace.get("errors") else "")),
-        "truncated": _truncated(trace),
+        "truncated": bool(trace.get("is_timeout")) or is_truncated(trace),
         "errors": [f"{e.get('type', '')}: {e.get('message', '')}" for e in trace.get("errors") or ()],
         "seconds": round(max(timing.get("end", 0) - timing.get("start", 0), 0), 3),
         "versions": (trace.get("info") or {}).get("policy_versions"),
@@ -220,16 +219,6 @@ def _joined(nodes: Sequence[dict[str, Any]], name: str) -> list[float | None] | 
             return None
         values += map(finite, own or ())
     return values
-
-
-def _truncated(trace: dict[str, Any]) -> bool:
-    """Whether a limit cut the rollout off, as verifiers' `Trace.is_truncated` and `is_timeout` say."""
-    calls = [call for call in trace.get("calls") or () if call.get("error") is None]
-    return bool(
-        trace.get("is_timeout")
-        or trace.get("stop_condition") in CUT_OFF
-        or (calls and calls[-1].get("finish_reason") == "length")
-    )
 
 
 def _role(node: dict[str, Any]) -> int:

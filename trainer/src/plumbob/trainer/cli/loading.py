@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import functools
 import gc
 import getpass
@@ -86,27 +85,6 @@ def import_transformers(torch: threading.Thread | None = None) -> None:
             importlib.import_module(module)
 
 
-def load_torch_libraries() -> threading.Thread | None:
-    """Begin to load torch's shared libraries in a thread; None if they are loaded, or cannot be found.
-
-    They are large, and loading them holds up no Python code: other modules are imported meanwhile. torch finds them loaded
-    when it is imported; if something went wrong, it loads them itself and says what.
-    """
-    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent / "lib"
-
-    def load() -> None:
-        with suppress(OSError):
-            ctypes.CDLL(str(folder / "libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)  # as torch does it
-            ctypes.CDLL(str(folder / "libtorch_python.so"))
-
-    thread = threading.Thread(target=load, name="torch's libraries", daemon=True)
-    thread.start()
-    return thread
-
-
 def import_torch_beside() -> threading.Thread:
     """Begin to import torch and its compiler in a thread, and wake the GPU.
 
@@ -114,11 +92,8 @@ def import_torch_beside() -> threading.Thread:
     circles, which two threads must not do: join the thread before you import anything else that imports torch. Errors are
     left to that import.
     """
-    libraries = load_torch_libraries()
 
     def load() -> None:
-        if libraries is not None:
-            libraries.join()
         with suppress(Exception):
             importlib.import_module("torch")
             woken = wake_gpu()

@@ -23,7 +23,6 @@ from plumbob.trainer.cli.loading import (
     import_torch_beside,
     import_transformers,
     import_verifiers,
-    load_torch_libraries,
     use_growing_segments,
 )
 from plumbob.trainer.cli.typer_command import command_class
@@ -98,7 +97,6 @@ def run_training(cls: type[TrainConfig], given: Mapping[str, Any]) -> int:
     use_growing_segments(config.engine)
     if not dry:
         compile_meanwhile(config)
-    load_torch_libraries()  # beside what is imported to read the data
     with fast_imports(f"torch, verifiers and the environment{'s' * bool(config.mixture)} {named}"):
         for function in config.own_functions():  # after the line that says so, and before what takes seconds
             function.load()

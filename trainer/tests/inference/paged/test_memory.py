@@ -19,7 +19,7 @@ from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine, pages_of
 from plumbob.trainer.inference.paged.forward import bytes_of_page
 from plumbob.trainer.inference.paged.memory import bytes_of_rollout, pages_that_fit
 from plumbob.trainer.inference.paged.opening import check_exact, open_paged
-from plumbob.trainer.inference.paged.weights import Linear, NotSupported, Weights
+from plumbob.trainer.inference.paged.weights import NotSupported, Weights, _Reader
 from plumbob.trainer.policy.forward_plan import plan_forward
 from plumbob.trainer.policy.gpu_memory import Memory
 
@@ -263,8 +263,10 @@ def test_the_comparison_takes_no_second_copy_of_the_weights_and_leaves_the_model
     def shared(cls, model, positions, **more):
         weights = of(cls, model, positions, **more)
         own = {p.untyped_storage()._cdata for p in model.parameters()}
-        joined.extend(linear.weight.untyped_storage()._cdata in own for linear in vars(weights.layers[0]).values()
-                      if isinstance(linear, Linear))  # fmt: skip
+        layer = weights.layers[0]
+        joined.extend(
+            x.weight.untyped_storage()._cdata in own for x in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        )
         return weights
 
     monkeypatch.setattr(Weights, "of", classmethod(shared))
@@ -273,6 +275,21 @@ def test_the_comparison_takes_no_second_copy_of_the_weights_and_leaves_the_model
     assert all(
         p.untyped_storage().nbytes() == p.nbytes and p.equal(before[name]) for name, p in qwen2.named_parameters()
     )
+
+
+def test_what_was_joined_is_gone_when_the_model_turns_out_to_be_unknown(qwen2, monkeypatch):
+    """Else a large model stands in memory twice, and what is told is that memory ran out."""
+    cat, joined = _Reader._cat, []
+
+    def seen(self, parameters):
+        joined.append(weakref.ref(whole := cat(self, parameters)))
+        return whole
+
+    monkeypatch.setattr(_Reader, "_cat", seen)
+    plan, qwen2.strange = plan_forward(qwen2, 512), torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(NotSupported, match="strange") as raised:
+        check_exact(qwen2, plan, 512)
+    assert joined and not [whole for whole in joined if whole() is not None], raised
 
 
 @pytest.mark.parametrize(("rounds", "known"), [(False, True), (True, False)])

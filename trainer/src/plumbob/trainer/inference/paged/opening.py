@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -31,6 +32,9 @@ def check_exact(model: PreTrainedModel, plan: ForwardPlan, max_context: int) -> 
     """Raise NotSupported unless the engine's log-probabilities are those of `model`'s own forward pass, in float32."""
     try:
         differs, limit = _compared(model, plan, max_context)
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # they hold what the engine had joined
+        raise
     finally:
         for p in model.parameters():  # its own again, and not a part of what the engine had joined
             if p.untyped_storage().nbytes() > p.nbytes:

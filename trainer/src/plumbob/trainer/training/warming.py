@@ -16,7 +16,7 @@ import torch
 from plumbob.rollout import Sample
 from plumbob.trainer.config.train import TrainConfig
 from plumbob.trainer.inference.paged import fused
-from plumbob.trainer.inference.paged.engine import PagedEngine
+from plumbob.trainer.inference.paged.engine import PAGE, PagedEngine
 from plumbob.trainer.inference.paged.opening import check_exact
 from plumbob.trainer.inference.paged.sampling import BLOCK
 from plumbob.trainer.inference.paged.weights import NotSupported, Weights
@@ -83,8 +83,8 @@ def _sample(model: PreTrainedModel, plan: ForwardPlan, config: TrainConfig, voca
     exact = copy.deepcopy(model)
     cast_weights(model, torch.bfloat16 if config.bf16 else torch.float32)
     with suppress(NotSupported):
-        engine = PagedEngine(Weights.of(model, config.max_context), max_slots=2, max_length=256)
-        for tokens in (64, 128):  # a page, and more, which several programs read
+        engine = PagedEngine(Weights.of(model, 2 * PAGE), max_slots=2, max_length=256)
+        for tokens in (PAGE, 2 * PAGE):  # several programs read more than a page
             engine.score(measured_rows(SMALL_VOCABULARY, (tokens,))[0].token_ids)
         fused.block_sums(torch.zeros(2, vocab, device=model.device), torch.ones(2, device=model.device), BLOCK)
         check_exact(exact, plan, config.max_context)

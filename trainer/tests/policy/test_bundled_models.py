@@ -7,11 +7,14 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+import torch
 from plumbob.console import UserError
 from plumbob.trainer.config.bundled_models import BUNDLED_MODELS
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records, rows_of
 from plumbob.trainer.evaluation.run import run
+from plumbob.trainer.policy import loading
+from plumbob.trainer.policy.gpu_memory import Memory
 from plumbob.trainer.policy.loading import load_model, load_tokenizer
 from plumbob.trainer.run_files.model_path import model_path
 
@@ -107,3 +110,25 @@ def test_weights_that_are_cut_off_are_one_sentence(tmp_path, left):
     weights.write_bytes(whole[: int(left * len(whole)) if left < 1 else int(left)])
     with pytest.raises(UserError, match=f"cannot load model '{folder}': "):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_model_that_is_read_onto_a_device_is_that_of_the_cpu_and_one_that_is_full_after_all_is_left_out(
+    monkeypatch, full
+):
+    read, places = loading.AutoModelForCausalLM.from_pretrained, []
+
+    def from_pretrained(path, **given):
+        places.append(given.get("device_map"))
+        if full and "device_map" in given:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return read(path, **given)
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    expected, device = load_model("tiny"), torch.device("cpu", 0)
+    monkeypatch.setattr(loading, "memory_of", lambda _: Memory(1 << 40, 1 << 40))
+    model = load_model("tiny", device)
+    assert places == [None, {"": device}, *([None] if full else [])]
+    mine, own = ({**m.state_dict(), **dict(m.named_buffers())} for m in (model, expected))
+    assert mine.keys() == own.keys() and all(mine[name].equal(own[name]) for name in own)
+    assert model.generation_config == expected.generation_config and model.training == expected.training

@@ -103,8 +103,7 @@ def load_engine_here(
     Raises UserError for a model that cannot be loaded or used.
     """
     tokenizer = load_tokenizer(model, template)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = load_model(model, device)
+    loaded = load_model(model)
     if max_context is None:
         max_context = min(4096, positions_of(loaded) or 4096)
     check_context(loaded, max_context)
@@ -112,6 +111,7 @@ def load_engine_here(
     if write_calls_as_text(tokenizer, chat, loaded, tool_format):
         chat = load_chat(tokenizer, loaded.generation_config, tool_format)
     torch.set_num_threads(threads_for(loaded))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with moved(loaded, device):
         plan = plan_forward(loaded, max_context, len(tokenizer))
         measured = choice.measure(engine, loaded, plan, max_context, device, 1)

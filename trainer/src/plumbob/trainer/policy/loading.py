@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -44,9 +45,11 @@ def load_model(name: str, device: torch.device = CPU) -> PreTrainedModel:
     A LoRA adapter is merged into its base model. `device`: a GPU that the weights are read onto if its memory is enough, which
     is faster than to read them onto the CPU first. Raises UserError if the model cannot be loaded.
     """
-    path, memory = model_path(name), memory_of(device)
-    fits = memory is not None and 4.4 * empty_model(name).num_parameters() < memory.free
-    model = _load(name, path, device if fits else CPU)
+    path, memory, model = model_path(name), memory_of(device), None
+    if memory is not None and 4.4 * empty_model(name).num_parameters() < memory.free:
+        with suppress(torch.OutOfMemoryError):  # another process has taken the memory meanwhile
+            model = _load(name, path, device)
+    model = model or _load(name, path, CPU)
     # An adapter that is trained on this model records this name as its base. After a merge it would be that of the
     # merged adapter's base, without the adapter; a relative path would be wrong in another working directory.
     model.name_or_path = str(Path(path).resolve()) if Path(path).exists() else path
@@ -65,7 +68,7 @@ def empty_model(name: str) -> PreTrainedModel:
             return empty_model(json.loads(adapter.read_text())["base_model_name_or_path"])
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"cannot load model {name!r}: {first_line(error).rstrip('.')}") from None
 
 

@@ -99,8 +99,8 @@ def set_up(
             check_template(chat, tasks, config.model)
             check_room(chat, tasks, config)
         start.lap("tokenizer and tasks")
-        divided = request.divides(world)  # such a model begins on the CPU, on every process
-        model = load_model(config.model, CPU if divided else world.device)
+        # Memory that lies in one block is not given back in part: a server on the same GPU, or other processes, may need it.
+        model = load_model(config.model, CPU if config.engine == "vllm" or world.size > 1 else world.device)
         check_context(model, config.max_context)
         if any(tool_names(tasks.train[0], tasks.toolsets) for tasks in environments):
             write_calls_as_text(tokenizer, chat, model, config.tool_format)
@@ -128,6 +128,8 @@ def set_up(
         start.lap("tokenizer and tasks")
         torch.set_num_threads(threads_for(model, world.size))
         torch.manual_seed(config.seed)
+        divided = request.divides(world)
+        # A model that is divided begins on the CPU, on every process.
         plan, measured = world.from_main(
             _measured(model, config, world, len(tokenizer), back=divided) if world.is_main else None
         )

@@ -167,7 +167,7 @@ def test_stale_samples_and_log_probabilities_that_are_not_finite_leave_their_gro
 @pytest.mark.parametrize("engine", ["transformers", "paged"])
 def test_rollouts_beside_a_step_have_its_first_weights_and_are_the_same_again(tmp_path, engine):
     """The second step's rollouts are those of the untrained policy, as where nothing is learned; the third's are not."""
-    common = {"engine": engine, "max_steps": 3}
+    common = {"engine": engine, "max_steps": 3, "max_tokens": 32}
     train(tmp_path, "still", learning_rate=1e-12, **common)
     for name in ("ahead", "again"):
         train(tmp_path, name, max_staleness=1, **common)

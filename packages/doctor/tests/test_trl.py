@@ -432,10 +432,12 @@ BETWEEN_PROCESSES: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", BETWEEN_PROCESSES)
 def test_a_step_of_two_processes_is_recorded_whole(name: str, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(PROCESSES)
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *words, tmp_path / "run.py"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "run.py"]
     for attached_ in ("False", "True"):
-        subprocess.run([*command, Path(__file__).parent, tmp_path, name, attached_], check=True, capture_output=True)
+        done = subprocess.run(
+            [*command, Path(__file__).parent, tmp_path, name, attached_], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
     plain, own = (next((tmp_path / n).glob("*.safetensors")).read_bytes() for n in ("False", "True"))
     assert plain == own
     reading = of_folder(tmp_path / "plumbob_records")

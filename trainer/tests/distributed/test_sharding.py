@@ -150,8 +150,7 @@ def test_processes_that_loaded_different_weights_do_not_begin(monkeypatch):
 
 
 def test_nothing_is_divided_unless_a_launcher_asks():
-    assert requested({}).kind == "replicated"
-    assert requested({"ACCELERATE_MIXED_PRECISION": "bf16"}).bf16
+    assert requested({}).kind == "replicated" and requested({"ACCELERATE_MIXED_PRECISION": "bf16"}).bf16
     fsdp = requested({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "false"})
     assert (fsdp.kind, fsdp.reshard_after_forward) == ("fsdp2", False)
     assert not fsdp.divides(World(0, 1, torch.device("cpu"))) and fsdp.divides(World(0, 2, torch.device("cpu")))
@@ -165,9 +164,11 @@ def test_nothing_is_divided_unless_a_launcher_asks():
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"}, "offload"),
         ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM"),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "parallelism_config"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "needs DeepSpeed; install it with"),
     ],
 )
-def test_what_accelerate_can_do_and_plumbob_cannot_is_one_sentence(environment, reason):
+def test_what_accelerate_can_do_and_plumbob_cannot_is_one_sentence(monkeypatch, environment, reason):
+    monkeypatch.setattr("plumbob.trainer.distributed.launcher.find_spec", lambda _: None)  # DeepSpeed is not installed
     with pytest.raises(UserError, match=reason):
         requested(environment)
 

@@ -278,7 +278,6 @@ def test_the_comparison_takes_no_second_copy_of_the_weights_and_leaves_the_model
 
 
 def test_what_was_joined_is_gone_when_the_model_turns_out_to_be_unknown(qwen2, monkeypatch):
-    """Else a large model stands in memory twice, and what is told is that memory ran out."""
     cat, joined = _Reader._cat, []
 
     def seen(self, parameters):

@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from plumbob.console import UserError
 from plumbob.trainer.distributed.base import MakeOptimizer, Sharding
 from plumbob.trainer.distributed.world import World
 
@@ -24,15 +23,10 @@ class Zero(Sharding):
     collective_forward = True
 
     def __init__(self, scorer: torch.nn.Module, world: World, config: Mapping[str, Any]) -> None:
-        """`config`: the DeepSpeed configuration, as accelerate reads it. Raises UserError if DeepSpeed is missing."""
+        """`config`: the DeepSpeed configuration, as accelerate reads it."""
         super().__init__(scorer, world)
         os.environ.setdefault("DS_ACCELERATOR", world.device.type)
-        try:
-            self._deepspeed: Any = importlib.import_module("deepspeed")
-        except ImportError:
-            raise UserError(
-                "the accelerate configuration needs DeepSpeed; install it with `uv sync --extra deepspeed`"
-            ) from None
+        self._deepspeed: Any = importlib.import_module("deepspeed")
         # On CPUs DeepSpeed would compile a kernel for sums over processes, for a minute or two; torch's gloo has one.
         self._deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -63,14 +64,12 @@ def requested(environment: Mapping[str, str] = os.environ) -> Request:
 
 def _deepspeed_config() -> Mapping[str, Any]:
     """The DeepSpeed configuration as accelerate reads it. Raises UserError if it cannot be used."""
+    if find_spec("deepspeed") is None:
+        raise UserError("the accelerate configuration needs DeepSpeed; install it with `uv sync --extra deepspeed`")
     from accelerate.utils import DeepSpeedPlugin
 
     try:
         config = DeepSpeedPlugin().deepspeed_config
-    except ImportError:
-        raise UserError(
-            "the accelerate configuration needs DeepSpeed; install it with `uv sync --extra deepspeed`"
-        ) from None
     except (ValueError, OSError) as error:
         raise UserError(f"the DeepSpeed configuration cannot be used: {error}") from None
     zero = config["zero_optimization"]
@@ -108,7 +107,7 @@ def check_same(module: torch.nn.Module, world: World) -> None:
 def shard(request: Request, scorer: torch.nn.Module, world: World, *, bf16: bool) -> Sharding:
     """Divide the scorer's parameters among the processes as requested. Collective.
 
-    Raises UserError if DeepSpeed is requested and missing, or if the processes hold different weights.
+    Raises UserError if the processes hold different weights.
     """
     check_same(scorer, world)
     if not request.divides(world):

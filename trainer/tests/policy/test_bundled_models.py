@@ -13,7 +13,7 @@ from plumbob.trainer.config.bundled_models import BUNDLED_MODELS
 from plumbob.trainer.config.evaluate import EvaluateConfig
 from plumbob.trainer.evaluation.results import read_records, rows_of
 from plumbob.trainer.evaluation.run import run
-from plumbob.trainer.policy import loading
+from plumbob.trainer.policy import gpu_memory, loading
 from plumbob.trainer.policy.gpu_memory import Memory
 from plumbob.trainer.policy.loading import load_model, load_tokenizer
 from plumbob.trainer.run_files.model_path import model_path
@@ -113,9 +113,7 @@ def test_weights_that_are_cut_off_are_one_sentence(tmp_path, left):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_a_model_that_is_read_onto_a_device_is_that_of_the_cpu_and_one_that_is_full_after_all_is_left_out(
-    monkeypatch, full
-):
+def test_a_model_is_the_same_read_onto_a_device_and_read_onto_the_cpu_if_that_is_full(monkeypatch, full):
     read, places = loading.AutoModelForCausalLM.from_pretrained, []
 
     def from_pretrained(path, **given):
@@ -126,7 +124,7 @@ def test_a_model_that_is_read_onto_a_device_is_that_of_the_cpu_and_one_that_is_f
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", from_pretrained)
     expected, device = load_model("tiny"), torch.device("cpu", 0)
-    monkeypatch.setattr(loading, "memory_of", lambda _: Memory(1 << 40, 1 << 40))
+    monkeypatch.setattr(gpu_memory, "memory_of", lambda _: Memory(1 << 40, 1 << 40))
     model = load_model("tiny", device)
     assert places == [None, {"": device}, *([None] if full else [])]
     mine, own = ({**m.state_dict(), **dict(m.named_buffers())} for m in (model, expected))

@@ -76,9 +76,7 @@ def test_rotate_and_store(kernels, numbers, dim):
 
 
 @interpreted
-@pytest.mark.parametrize(
-    "programs", [1, 30, 512]
-)  # a context is read by one program, by a few, by more than it has pages
+@pytest.mark.parametrize("programs", [1, 30, 512])  # for a context: one, a few, more than it has pages
 @pytest.mark.parametrize(("heads", "kv_heads"), [(14, 2), (4, 4), (32, 1)])
 def test_decode_attention(kernels, numbers, monkeypatch, heads, kv_heads, programs):
     monkeypatch.setattr(kernels, "PROGRAMS", programs)

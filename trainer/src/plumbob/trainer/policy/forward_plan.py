@@ -15,7 +15,7 @@ import torch
 from plumbob.console import first_line
 from plumbob.rollout import Sample
 from plumbob.trainer.policy import packed_attention as attention
-from plumbob.trainer.policy.gpu_memory import memory_of
+from plumbob.trainer.policy.gpu_memory import has_room
 from plumbob.trainer.policy.shared_beginnings import SHORTEST, share_beginnings
 from plumbob.trainer.policy.token_scorer import Layout, LogitMap, TokenScorer, make_batch
 from transformers import PreTrainedModel
@@ -137,7 +137,7 @@ def moved(model: PreTrainedModel, device: torch.device, *, back: bool = True) ->
     `back`: afterwards it returns to where it was, which takes seconds for each few billion parameters.
     """
     home, size = model.device, sum(p.numel() * p.element_size() for p in model.parameters())
-    if home.type == "cpu" and (memory := memory_of(device)) and 1.1 * size < memory.free:
+    if home.type == "cpu" and has_room(device, size):
         model.to(device)
     try:
         yield

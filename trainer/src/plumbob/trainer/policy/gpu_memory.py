@@ -46,3 +46,9 @@ def memory_of(device: torch.device) -> Memory | None:
     free, own, held = torch.cuda.mem_get_info(device)[0], total_memory(device), torch.cuda.memory_allocated(device)
     unused = torch.cuda.memory_reserved(device) - held
     return Memory(min(free + unused, own - held), own)
+
+
+def has_room(device: torch.device, size: int) -> bool:
+    """Whether a GPU has room for weights of so many bytes, and a tenth more; False for a CPU."""
+    memory = memory_of(device)
+    return memory is not None and 1.1 * size < memory.free

@@ -15,7 +15,7 @@ from plumbob.rollout import Chat, ChatTemplateError
 from plumbob.rollout.tool_formats import named
 from plumbob.trainer.algorithm.learning_rate import default_rate
 from plumbob.trainer.config.chat_template import OWN, TemplateChoice
-from plumbob.trainer.policy.gpu_memory import memory_of
+from plumbob.trainer.policy.gpu_memory import has_room
 from plumbob.trainer.run_files.model_path import ADAPTER_CONFIG, check_model_exists, model_path
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
@@ -45,8 +45,8 @@ def load_model(name: str, device: torch.device = CPU) -> PreTrainedModel:
     A LoRA adapter is merged into its base model. `device`: a GPU that the weights are read onto if its memory is enough, which
     is faster than to read them onto the CPU first. Raises UserError if the model cannot be loaded.
     """
-    path, memory, model = model_path(name), memory_of(device), None
-    if memory is not None and 4.4 * empty_model(name).num_parameters() < memory.free:
+    path, model = model_path(name), None
+    if device != CPU and has_room(device, 4 * empty_model(name).num_parameters()):
         with suppress(torch.OutOfMemoryError):  # another process has taken the memory meanwhile
             model = _load(name, path, device)
     model = model or _load(name, path, CPU)
